@@ -1,0 +1,26 @@
+# make run   set up .venv and run the smoke suite
+# make test  set up .venv with the test tools, run linters and the whole pytest suite
+PYTHON ?= python3
+BIN := .venv/bin
+
+run: .venv/installed
+	$(BIN)/threearm run
+
+test: check
+	$(BIN)/python -m pytest
+
+check: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv || { echo "on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/installed-test: .venv/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev]' triton
+	touch $@
+
+.PHONY: run test check

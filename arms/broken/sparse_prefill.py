@@ -1,0 +1,294 @@
+"""Deliberately wrong sparse_prefill kernels, each a few lines on top of torch_blocks and named for its fault.
+
+They exist to show that the checks can fail: tests/test_broken_arms.py runs each and names the check that must catch it.
+They are registered with --broken, or when one is named with --arm, and never otherwise.
+"""
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+
+from arms.kernel import Launch, Outputs, Problem, SkipPromise, sparse_prefill_kernel
+from arms.lengths import SOURCES, Source, backscan_torch
+from arms.sparse_prefill.torch_blocks import attention
+from cases.inputs import Inputs
+
+Length = torch.Tensor | None
+Wrong = Callable[[Problem, Length], Outputs]
+
+
+def broken(name: str, promise: SkipPromise = SkipPromise()) -> Callable[[Wrong], Wrong]:
+    """Register a wrong launch as kernel `broken_<name>`."""
+
+    def register(launch: Wrong) -> Wrong:
+        def prepare(problem: Problem) -> Launch:
+            return lambda length: launch(problem, length)
+
+        sparse_prefill_kernel(f"broken_{name}", promise=promise)(prepare)
+        return launch
+
+    return register
+
+
+def broken_source(name: str, source: str, derive: Callable[[Inputs], torch.Tensor]) -> None:
+    """Register torch_blocks with one topk_length source replaced, as kernel `broken_<name>`."""
+    replaced = {**SOURCES, source: Source(lambda inputs: lambda: derive(inputs))}
+
+    @sparse_prefill_kernel(f"broken_{name}", sources=replaced)
+    def prepare(problem: Problem) -> Launch:
+        return lambda length: attention(problem, length)
+
+
+def next_bf16(x: torch.Tensor, steps: int = 1) -> torch.Tensor:
+    """The bf16 value `steps` ULP further from zero."""
+    return (x.view(torch.int16) + steps).view(torch.bfloat16)
+
+
+# --- what is computed -------------------------------------------------------------------------------------------------
+
+
+@broken("zero_output")
+def zero_output(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    return torch.zeros_like(out), max_logits, lse
+
+
+@broken("negated")
+def negated(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    return -out, max_logits, lse
+
+
+@broken("drops_last_key")
+def drops_last_key(p: Problem, length: Length) -> Outputs:
+    last = backscan_torch(p.indices[:, 0]).long() - 1
+    if length is not None:
+        last = torch.minimum(last, length.long().clamp(min=1) - 1)
+    indices = p.indices.clone()
+    indices[:, 0].scatter_(1, last[:, None], -1)
+    return attention(dataclasses.replace(p, indices=indices), length)
+
+
+@broken("doubles_first_key")
+def doubles_first_key(p: Problem, length: Length) -> Outputs:
+    indices = p.indices.clone()
+    indices[:, 0, 1] = torch.where(indices[:, 0, 1] >= 0, indices[:, 0, 0], indices[:, 0, 1])
+    return attention(dataclasses.replace(p, indices=indices), length)
+
+
+@broken("reads_pad_as_key_0")
+def reads_pad_as_key_0(p: Problem, length: Length) -> Outputs:
+    return attention(dataclasses.replace(p, indices=torch.where(p.indices == -1, 0, p.indices)), length)
+
+
+@broken("reads_past_kv")
+def reads_past_kv(p: Problem, length: Length) -> Outputs:
+    """An index at or past s_kv is taken for the last row, as a clamp would."""
+    return attention(dataclasses.replace(p, indices=p.indices.clamp(max=p.kv.shape[0] - 1)), length)
+
+
+@broken("rows_rolled")
+def rows_rolled(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    return out.roll(1, 0), max_logits.roll(1, 0), lse.roll(1, 0)
+
+
+@broken("right_half_scaled")
+def right_half_scaled(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    out[..., 256:] *= 1.02
+    return out, max_logits, lse
+
+
+@broken("denominator_of_rounded_p")
+def denominator_of_rounded_p(p: Problem, length: Length) -> Outputs:
+    """The denominator loses P's rounding error of one key in 256."""
+    out, max_logits, lse = attention(p, length)
+    return out, max_logits, lse + 2.0**-8 / 16
+
+
+@broken("one_nan")
+def one_nan(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    out[-1, -1, -1] = math.nan
+    return out, max_logits, lse
+
+
+# --- statistics, sentinels, sink --------------------------------------------------------------------------------------
+
+
+@broken("lse_base_2")
+def lse_base_2(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    return out, max_logits, lse / math.log(2)
+
+
+@broken("empty_lse_minus_inf")
+def empty_lse_minus_inf(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    return out, max_logits, torch.where(lse == math.inf, -math.inf, lse)
+
+
+@broken("empty_row_stale")
+def empty_row_stale(p: Problem, length: Length) -> Outputs:
+    """With topk_length 0 the row's out is never written."""
+    out, max_logits, lse = attention(p, length)
+    if length is not None:
+        out[length == 0] = 1.0
+    return out, max_logits, lse
+
+
+@broken("max_logits_unscaled")
+def max_logits_unscaled(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    return out, max_logits / p.sm_scale, lse
+
+
+@broken("sink_dropped")
+def sink_dropped(p: Problem, length: Length) -> Outputs:
+    return attention(dataclasses.replace(p, attn_sink=None), length)
+
+
+@broken("sink_in_lse")
+def sink_in_lse(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    if p.attn_sink is not None:
+        lse = torch.where(lse == math.inf, lse, torch.logaddexp(lse, p.attn_sink))
+    return out, max_logits, lse
+
+
+# --- topk_length ------------------------------------------------------------------------------------------------------
+
+
+@broken("ignores_length")
+def ignores_length(p: Problem, length: Length) -> Outputs:
+    return attention(p, None)
+
+
+@broken("length_minus_one")
+def length_minus_one(p: Problem, length: Length) -> Outputs:
+    return attention(p, None if length is None else length - 1)
+
+
+@broken("length_plus_one")
+def length_plus_one(p: Problem, length: Length) -> Outputs:
+    return attention(p, None if length is None else length + 1)
+
+
+@broken("length_of_next_row")
+def length_of_next_row(p: Problem, length: Length) -> Outputs:
+    return attention(p, None if length is None else length.roll(1))
+
+
+@broken("skips_last_pair")
+def skips_last_pair(p: Problem, length: Length) -> Outputs:
+    """A row of more than one pair loses its last one."""
+    return attention(p, None if length is None else torch.where(length > 128, (length - 1) // 128 * 128, length))
+
+
+@broken("length_0_differs")
+def length_0_differs(p: Problem, length: Length) -> Outputs:
+    """One ULP, in launches in which some row has length 0: metadata, not backscan."""
+    out, max_logits, lse = attention(p, length)
+    return (out if length is None or int(length.min()) > 0 else next_bf16(out)), max_logits, lse
+
+
+@broken("full_width_differs")
+def full_width_differs(p: Problem, length: Length) -> Outputs:
+    """One ULP, when every length is topk."""
+    out, max_logits, lse = attention(p, length)
+    full = length is not None and int(length.min()) == p.indices.shape[2]
+    return (next_bf16(out) if full else out), max_logits, lse
+
+
+@broken("skip_moves_left_half", promise=SkipPromise(max_ulp=1, columns=(256, 512), max_share=1.0))
+def skip_moves_left_half(p: Problem, length: Length) -> Outputs:
+    """Promises 1 ULP in the right half where a pair is skipped, and moves the left half."""
+    out, max_logits, lse = attention(p, length)
+    if length is not None:
+        out[length < p.indices.shape[2] - 128, :, :256] = next_bf16(out[length < p.indices.shape[2] - 128, :, :256])
+    return out, max_logits, lse
+
+
+@broken("skip_moves_two_ulp", promise=SkipPromise(max_ulp=1, columns=(256, 512), max_share=1.0))
+def skip_moves_two_ulp(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    if length is not None:
+        rows = length < p.indices.shape[2] - 128
+        out[rows, :, 256:] = next_bf16(out[rows, :, 256:], 2)
+    return out, max_logits, lse
+
+
+broken_source("backscan_off_by_one", "backscan", lambda inputs: (backscan_torch(inputs.indices[:, 0]) - 1).clamp(min=1))
+broken_source("backscan_stops_at_hole", "backscan", lambda inputs: ((inputs.indices[:, 0] >= 0).cumprod(1).sum(1)).clamp(min=1).int())
+broken_source("backscan_counts_valid", "backscan", lambda inputs: (inputs.indices[:, 0] >= 0).sum(1).clamp(min=1).int())
+broken_source("metadata_cuts_keys", "metadata", lambda inputs: inputs.seqlens.clamp(0, inputs.case.limit // 2))
+broken_source("metadata_of_next_row", "metadata", lambda inputs: inputs.seqlens.clamp(0, inputs.case.limit).roll(1))
+broken_source("metadata_clamped_to_1", "metadata", lambda inputs: inputs.seqlens.clamp(1, 1))
+
+
+# --- memory, determinism, inputs --------------------------------------------------------------------------------------
+
+
+@broken("one_element_unwritten")
+def one_element_unwritten(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    unwritten = torch.empty_like(out)
+    out.view(-1)[-1] = unwritten.view(-1)[-1]
+    return out, max_logits, lse
+
+
+@broken("one_head_stale")
+def one_head_stale(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    stale = torch.empty_like(lse)
+    lse[:, -1] = stale[:, -1]
+    return out, max_logits, lse
+
+
+_launches = itertools.count()
+
+
+@broken("race")
+def race(p: Problem, length: Length) -> Outputs:
+    """Every third launch differs by one ULP in one element."""
+    out, max_logits, lse = attention(p, length)
+    if next(_launches) % 3 == 2:
+        out[-1, -1, -1] = next_bf16(out[-1, -1, -1:])[0]
+    return out, max_logits, lse
+
+
+@broken("writes_its_indices")
+def writes_its_indices(p: Problem, length: Length) -> Outputs:
+    """Compacts the pads of its caller's indices in place: -2 for -1, which means the same."""
+    result = attention(p, length)
+    p.indices[p.indices == -1] = -2
+    return result
+
+
+@broken("nan_of_unnamed_key")
+def nan_of_unnamed_key(p: Problem, length: Length) -> Outputs:
+    """A masked entry's row is loaded and multiplied by zero."""
+    out, max_logits, lse = attention(p, length)
+    leak = p.kv[-1, 0, : p.d_v].float() * 0 + p.kv[0, 0, : p.d_v].float() * 0
+    return (out.float() + leak).bfloat16(), max_logits, lse
+
+
+_served = itertools.count()
+
+
+@broken("cached_after_20_launches")
+def cached_after_20_launches(p: Problem, length: Length) -> Outputs:
+    """Right while it is checked; later launches return an old buffer."""
+    out, max_logits, lse = attention(p, length)
+    return (out if next(_served) % 60 < 40 else torch.zeros_like(out)), max_logits, lse
+
+
+@broken("wrong_shape")
+def wrong_shape(p: Problem, length: Length) -> Outputs:
+    out, max_logits, lse = attention(p, length)
+    return out[:, :-1], max_logits, lse

@@ -1,0 +1,106 @@
+"""The text form of a case: `family:key=value,key=value`, exact both ways.
+
+A case record is a frozen dataclass whose fields are declared with `integer`, `real`, `choice` or `words`; what a key
+may hold is written once, there, and both the parser and its error messages read it.
+"""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+class CaseError(ValueError):
+    """A case text or record that cannot be: one line that names the key, what was given and what is allowed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """How one field is read, written and checked."""
+
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str]
+    allowed: str
+    accepts: Callable[[Any], bool]
+
+
+def _field(default: Any, spec: Spec) -> Any:
+    return dataclasses.field(default=default, metadata={"spec": spec})
+
+
+def integer(default: int, low: int, high: int) -> Any:
+    """An integer field in [low, high]."""
+    return _field(default, Spec(int, str, f"an integer from {low} to {high}",
+                                lambda v: type(v) is int and low <= v <= high))
+
+
+def integers(default: int, values: tuple[int, ...]) -> Any:
+    """An integer field that takes one of a few values."""
+    return _field(default, Spec(int, str, " or ".join(map(str, values)), lambda v: type(v) is int and v in values))
+
+
+def real(default: float, low: float, high: float) -> Any:
+    """A finite float field in [low, high]; written with repr, which reads back to the same bits."""
+    return _field(default, Spec(float, repr, f"a number from {low:g} to {high:g}",
+                                lambda v: type(v) is float and math.isfinite(v) and low <= v <= high))
+
+
+def choice(default: str, values: Iterable[str]) -> Any:
+    """A field that holds one of the given words."""
+    names = tuple(values)
+    return _field(default, Spec(str, str, " | ".join(names), lambda v: v in names))
+
+
+def words(default: str, allowed: str, accepts: Callable[[str], bool]) -> Any:
+    """A field with a small grammar of its own, kept as text."""
+    return _field(default, Spec(str, str, allowed, accepts))
+
+
+def check_fields(record: Any) -> None:
+    """Raise CaseError for the first field that holds something its declaration does not allow."""
+    for field in dataclasses.fields(record):
+        spec: Spec = field.metadata["spec"]
+        value = getattr(record, field.name)
+        if not spec.accepts(value):
+            raise CaseError(f"{field.name}={value}: allowed is {spec.allowed}")
+
+
+def format_record(family: str, record: Any, canonical: bool = False) -> str:
+    """The text of a record. Fields that hold their default are left out unless `canonical`."""
+    parts = []
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if canonical or value != field.default:
+            parts.append(f"{field.name}={field.metadata['spec'].show(value)}")
+    return f"{family}:{','.join(parts)}"
+
+
+def parse_values(record_type: type[Any], body: str, family: str) -> dict[str, Any]:
+    """Read `key=value,...` into a dict. Raises CaseError: unknown or duplicate key, unreadable value."""
+    fields = {f.name: f for f in dataclasses.fields(record_type)}
+    values: dict[str, Any] = {}
+    for part in body.split(",") if body.strip() else []:
+        key, equals, raw = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise CaseError(f"{part.strip()!r} is not key=value")
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise CaseError(f"unknown key {key!r} in {family}: {hint}keys are {', '.join(fields)}")
+        if key in values:
+            raise CaseError(f"{key} is given twice: {values[key]!r} and {raw!r}")
+        spec: Spec = fields[key].metadata["spec"]
+        try:
+            values[key] = spec.parse(raw)
+        except ValueError:
+            raise CaseError(f"{key}={raw}: allowed is {spec.allowed}") from None
+    return values
+
+
+def parse_fields(record_type: type[R], body: str, family: str) -> R:
+    """Read `key=value,...` into a record. Raises CaseError, also for values that cannot go together."""
+    return record_type(**parse_values(record_type, body, family))

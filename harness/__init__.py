@@ -1,0 +1,1 @@
+"""How it is tried: plan, runner, worker, checks, timing, records, command line."""

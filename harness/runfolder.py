@@ -1,0 +1,120 @@
+"""A run's folder: run.json (what was asked, on what machine) and records.jsonl (what came out, a line an arm and case)."""
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.record import SCHEMA, Record
+from harness.verdicts import Verdict
+
+
+class RunError(Exception):
+    """A run folder that cannot be read or written as asked: one line."""
+
+
+class RunInfo(msgspec.Struct):
+    """run.json. options: what decides the results, so that --resume repeats it; kernels: as the worker described them."""
+
+    started: str
+    command: list[str]
+    cases: list[str]
+    kernels: list[dict[str, Any]]
+    machine: dict[str, str]
+    options: dict[str, Any]
+    schema: int = SCHEMA
+    finished: str = ""
+
+
+class RunFolder:
+    """Reads and writes one folder. Each record is flushed to the file as one line before `add` returns.
+
+    Without a path it keeps the records in memory only.
+    """
+
+    def __init__(self, path: Path | None, info: RunInfo) -> None:
+        self.path, self.info = path, info
+        self.records: list[Record] = []
+
+    @staticmethod
+    def create(root: Path, info: RunInfo) -> RunFolder:
+        """Make runs/<time>-<gpu>-<id>/. Raises RunError if that cannot be written."""
+        name = re.sub(r"[^a-z0-9]+", "", info.machine.get("gpu", "cpu").lower().replace("nvidia", "")) or "gpu"
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        path = root / f"{stamp}-{name}-{secrets.token_hex(2)}"
+        folder = RunFolder(path, info)
+        try:
+            path.mkdir(parents=True)
+            folder.save_info()
+        except OSError as error:
+            raise RunError(f"cannot write the run folder {path}: {error.strerror}") from None
+        return folder
+
+    @staticmethod
+    def load(path: Path) -> RunFolder:
+        """Read a folder. A last line that was cut by a kill is dropped; any other bad line raises RunError with its number."""
+        try:
+            info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
+        except FileNotFoundError:
+            raise RunError(f"{path} is not a run folder: it has no run.json") from None
+        except msgspec.DecodeError as error:
+            raise RunError(f"{path}/run.json: {error}") from None
+        folder = RunFolder(path, info)
+        file = path / "records.jsonl"
+        lines = file.read_bytes().split(b"\n") if file.exists() else [b""]
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                folder.records.append(msgspec.json.decode(line, type=Record))
+            except msgspec.DecodeError as error:
+                raise RunError(f"{file} line {number}: {error}") from None
+        if lines[-1]:  # no newline at its end: cut in the middle
+            with open(file, "r+b") as handle:
+                handle.truncate(file.stat().st_size - len(lines[-1]))
+        return folder
+
+    def save_info(self) -> None:
+        """Write run.json, by way of a temporary file, so that it is never half written."""
+        if self.path is None:
+            return
+        temporary = self.path / "run.json.new"
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.info)) + b"\n")
+        os.replace(temporary, self.path / "run.json")
+
+    def add(self, record: Record) -> None:
+        """Append one record. Raises RunError if the disk takes no more."""
+        if self.path is not None:
+            try:
+                with open(self.path / "records.jsonl", "ab") as file:
+                    file.write(msgspec.json.encode(record) + b"\n")
+            except OSError as error:
+                raise RunError(f"cannot write {self.path}/records.jsonl: {error.strerror}") from None
+        self.records.append(record)
+
+    def done(self) -> set[tuple[str, str]]:
+        """(case, arm) of every record there is."""
+        return {(record.case, record.arm) for record in self.records}
+
+    def finish(self) -> None:
+        """Note the end in run.json."""
+        self.info.finished = now()
+        self.save_info()
+
+
+def now() -> str:
+    """Local time with its offset, to the second."""
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def exit_code(records: list[Record]) -> int:
+    """0 all passed (skipped arms aside); 1 something wrong; 4 vacuous; 5 nothing ran."""
+    verdicts = {record.verdict for record in records} - {Verdict.SKIPPED}
+    if not verdicts:
+        return 5
+    if verdicts - {Verdict.PASSED, Verdict.VACUOUS}:
+        return 1
+    return 4 if Verdict.VACUOUS in verdicts else 0

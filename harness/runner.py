@@ -1,0 +1,184 @@
+"""Takes cases through kernels: one fresh worker a kernel, one record an arm and case, whatever becomes of the worker.
+
+A kernel has its worker to itself because wheels are not strangers to each other: two builds of FlashMLA in one process
+share C++ symbols, and the second then runs the first one's code (docs/evidence/symbol-collision.md).
+"""
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cases.sparse_prefill import SparsePrefillCase, parse_case
+from harness.client import WorkerDied, WorkerOptions, WorkerProcess
+from harness.record import Record, Timing
+from harness.runfolder import RunFolder
+from harness.verdicts import SOURCES, Check, Verdict, worst
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What decides how cases are run. contract "" times nothing; timeout 0 lets it follow from the case's work."""
+
+    sources: tuple[str, ...] = SOURCES
+    contract: str = ""
+    samples: int = 30
+    fp64: bool = False
+    timeout: float = 0.0
+
+
+Progress = Callable[[str, str, str], None]
+"""Called with case, arm and phase as they change."""
+
+
+class Runner:
+    """Runs what is planned and writes records into a folder. describe() must have been asked for the kernels."""
+
+    def __init__(self, folder: RunFolder, options: WorkerOptions, settings: Settings, kernels: list[dict[str, Any]],
+                 progress: Progress) -> None:
+        self.folder, self.options, self.settings, self.kernels, self.progress = folder, options, settings, kernels, progress
+        self.worker: WorkerProcess | None = None
+        self.finished = folder.done()
+        self.log = folder.path / "worker.log" if folder.path else Path(os.devnull)
+
+    def run(self) -> None:
+        """Every kernel on every case. A record that is there already is not made again."""
+        try:
+            for kernel in self.kernels:
+                self._run_kernel(kernel)
+                self._end_worker()
+        finally:
+            if self.worker is not None:
+                self.worker.kill()
+        self.folder.finish()
+
+    def _run_kernel(self, kernel: dict[str, Any]) -> None:
+        name, why_not = kernel["name"], kernel["why_not"]
+        none_only = ""
+        if not why_not and self._pending(name):
+            why_not, none_only = self._probe(name)
+        for case in self.folder.info.cases:
+            skipped = dict(kernel["refused"][case])
+            for source in self.settings.sources:
+                reason = why_not or skipped.get(source) or (none_only if source != "none" else "")
+                if reason:
+                    skipped[source] = reason
+                    self._add(Record(case, f"{name}/{source}", Verdict.SKIPPED, reason))
+            self._run_case(name, case, [source for source in self.settings.sources if source not in skipped])
+
+    def _pending(self, name: str) -> bool:
+        return any((case, f"{name}/{source}") not in self.finished
+                   for case in self.folder.info.cases for source in self.settings.sources)
+
+    def _probe(self, name: str) -> tuple[str, str]:
+        """Import the kernel's package in a worker: why it cannot run, why it has a none arm alone."""
+        try:
+            for event in self._worker().ask(60.0, op="probe", name=name):
+                if event["event"] == "probed":
+                    return event["problem"], event["none_only"]
+        except WorkerDied as death:
+            self.worker = None
+            return f"importing it ended the process: {death.detail}", ""
+        return "", ""
+
+    def _run_case(self, name: str, case: str, sources: list[str]) -> None:
+        """One kernel on one case. An arm that ends the worker gets its verdict, and a fresh worker takes the others."""
+        dead: set[str] = set()
+        while True:
+            todo = [source for source in sources if source not in dead]
+            if all((case, f"{name}/{source}") in self.finished for source in todo):
+                return
+            try:
+                self._ask(name, case, todo)
+                return
+            except WorkerDied as death:
+                self.worker = None
+                source = death.arm.rpartition("/")[2]
+                record = Record(case, f"{name}/{source}", death.verdict, death.detail)
+                if source in todo and death.phase != "timing":
+                    dead.add(source)
+                    self._add(record)
+                else:  # not one arm's doing: the case cannot be made here, or timing ended the worker
+                    for other in todo:
+                        self._add(dataclasses.replace(record, arm=f"{name}/{other}"))
+                    return
+
+    def _ask(self, name: str, case: str, sources: list[str]) -> None:
+        """Send one request and turn its events into records. Whatever is known is written, also when the worker dies."""
+        waiting: dict[str, Record] = {}
+        limit = self.settings.timeout or seconds_allowed(parse_case(case), self.options.device)
+        request = {"op": "run_case", "text": case, "name": name, "sources": sources, "contract": self.settings.contract,
+                   "samples": self.settings.samples, "fp64": self.settings.fp64}
+        try:
+            for event in self._worker().ask(limit, **request):
+                if event["event"] == "phase":
+                    self.progress(case, event["arm"] or name, event["phase"])
+                elif event["event"] == "checked":
+                    record = msgspec.convert(event["record"], Record)
+                    if self.settings.contract and record.verdict is Verdict.PASSED:
+                        waiting[record.arm] = record  # its time is still to come
+                    else:
+                        self._add(record)
+                elif event["event"] == "timed":
+                    self._add(with_time(waiting.pop(event["arm"]), event["timing"], event["check"]))
+                elif event["event"] == "untimed":
+                    waiting = {arm: dataclasses.replace(r, note=f"not timed: {event['reason']}") for arm, r in waiting.items()}
+                elif event["event"] == "broken":
+                    for source in sources:
+                        self._add(Record(case, f"{name}/{source}", Verdict(event["verdict"]), event["detail"]))
+                    return
+                elif event["event"] == "done":
+                    return
+        except WorkerDied as death:
+            if death.phase == "timing":
+                waiting = {arm: dataclasses.replace(r, verdict=death.verdict, detail=death.detail) for arm, r in waiting.items()}
+            raise
+        finally:
+            for record in waiting.values():
+                self._add(record)
+
+    def _add(self, record: Record) -> None:
+        key = (record.case, record.arm)
+        if key not in self.finished:
+            self.finished.add(key)
+            self.folder.add(record)
+
+    def _worker(self) -> WorkerProcess:
+        if self.worker is None:
+            self.worker = WorkerProcess(self.options, self.log)
+        return self.worker
+
+    def _end_worker(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
+
+
+def with_time(record: Record, timing: dict[str, Any], check: dict[str, Any]) -> Record:
+    """The record with its time and the check of the timed loop's output."""
+    checks = [*record.checks, msgspec.convert(check, Check)]
+    return dataclasses.replace(record, checks=checks, verdict=worst([c.verdict for c in checks]), time=msgspec.convert(timing, Timing))
+
+
+def seconds_allowed(case: SparsePrefillCase, device: str) -> float:
+    """How long one phase may take without a sign of life: 60 s, plus a pessimistic rate for the work of one phase."""
+    operations = 2.0 * case.s_q * case.h_q * case.topk * (case.d_qk + 512) * 12
+    return 60 + operations / (1e12 if device.startswith("cuda") else 2e9)
+
+
+def describe(options: WorkerOptions, cases: list[str]) -> dict[str, Any]:
+    """Ask a worker for its machine and kernels. Raises Unfit or WorkerDied."""
+    worker = WorkerProcess(options, Path(os.devnull))
+    try:
+        for event in worker.ask(120.0, op="describe", cases=cases):
+            if event["event"] == "described":
+                return event
+            if event["event"] == "broken":
+                raise WorkerDied(Verdict(event["verdict"]), event["detail"], "", "describe")
+    finally:
+        worker.close()
+    raise AssertionError("unreachable: events() ends only by an exception")

@@ -1,0 +1,218 @@
+"""One arm on one case: what is launched, in which order, and which checks judge it. Runs inside the worker."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from arms.kernel import Kernel, Launch, Outputs, make_problem, normalise
+from arms.lengths import backscan, backscan_torch
+from cases.inputs import Inputs
+from cases.values import put_nan
+from harness import checks
+from harness.localise import Rows, describe_rows
+from harness.verdicts import Check, Verdict
+from references.sparse_prefill import Expected, unquantised_out
+
+REPEATS = 3  # launches back to back, after the first
+UNQUANTISED_ROWS = 64
+
+
+@dataclasses.dataclass
+class ArmRun:
+    """What an arm produced: its lengths (None: no topk_length), its outputs in the harness's convention, its checks."""
+
+    source: str
+    length: torch.Tensor | None
+    outputs: Outputs
+    rows: Rows
+    checks: list[Check]
+    note: str = ""
+    extra: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+class KernelTrial:
+    """One kernel on one case: its arms are run one after the other and compared with those before them."""
+
+    def __init__(self, kernel: Kernel, inputs: Inputs, expected: Expected, digests: dict[str, str],
+                 phase: Callable[[str], None]) -> None:
+        self.kernel, self.inputs, self.expected, self.digests, self.phase = kernel, inputs, expected, digests, phase
+        self.problem = make_problem(inputs)
+        self.launch: Launch | None = None
+        self.done: dict[str, ArmRun] = {}
+        self.full_width_done = False
+
+    def prepared(self) -> Launch:
+        """The kernel's launch callable; built on first use (a first use may compile)."""
+        if self.launch is None:
+            self.phase("prepare")
+            self.launch = self.kernel.prepare(self.problem)
+        return self.launch
+
+    def run(self, source: str) -> ArmRun:
+        """Launch one arm as often as its checks need, and judge it. Raises what the kernel raises."""
+        launch = self.prepared()
+        self.phase("launch")
+        length = self.kernel.sources[source].prepare(self.inputs)()
+        outputs = self._call(launch, length)
+        rows = describe_rows(length, self.inputs.valid_entries, self.inputs.valid)
+        run = ArmRun(source, length, outputs, rows, [])
+        if source == "metadata" and length is None:
+            run.note = "the metadata has another row count than the batch: the guard fell back to none"
+        run.checks += self._own_checks(run, launch)
+        self.phase("judge")
+        run.checks += self._comparisons(run, launch)
+        run.extra = self._unquantised(run)
+        self.done[source] = run
+        return run
+
+    def _call(self, launch: Launch, length: torch.Tensor | None) -> Outputs:
+        outputs = normalise(launch(length), self.kernel.convention)
+        synchronize(self.inputs.device)
+        check_shapes(outputs, self.inputs)
+        return outputs
+
+    def _own_checks(self, run: ArmRun, launch: Launch) -> list[Check]:
+        """The arm against itself: again back to back, on poisoned memory, with unnamed keys NaN, inputs afterwards."""
+        found = [self._run_to_run(run, launch), self._written(run, launch)]
+        leak = self._nan_leak(run)
+        found += [leak] if leak else []
+        found.append(self._inputs_unchanged())
+        return found
+
+    def _run_to_run(self, run: ArmRun, launch: Launch) -> Check:
+        again = [normalise(launch(run.length), self.kernel.convention) for _ in range(REPEATS)]
+        synchronize(self.inputs.device)
+        for number, outputs in enumerate(again, 2):
+            check = checks.same("run-to-run", outputs, run.outputs, run.rows, (f"launch {number}", "launch 1"), Verdict.FLAKY, bits=True)
+            if check.verdict is not Verdict.PASSED:
+                return check
+        check.detail = f"{1 + REPEATS} launches, {REPEATS} of them back to back, bitwise equal"
+        return check
+
+    def _written(self, run: ArmRun, launch: Launch) -> Check:
+        with poisoned_memory():
+            outputs = self._call(launch, run.length)
+        check = checks.same("written", outputs, run.outputs, run.rows, ("on poisoned memory", "before"))
+        if check.verdict is Verdict.PASSED:
+            check.detail = "every element written over NaN"
+        return check
+
+    def _nan_leak(self, run: ArmRun) -> Check | None:
+        """Fill every kv row that no valid entry names with NaN: nothing may change. None if every row is named."""
+        if bool(self.inputs.named.all()):
+            return None
+        labels = ("with NaN in unnamed keys", "before")
+        if self.inputs.case.values == "poison":  # the case itself has NaN there
+            bad = run.outputs[0].isnan()
+            check = Check("nan-leak", Verdict.FAILED if bool(bad.any()) else Verdict.PASSED, bad=int(bad.sum()), total=bad.numel())
+            check.first = checks.first_elements(bad, run.outputs[0], self.expected.out)
+            return check
+        kv = self.problem.kv.clone()
+        put_nan(kv, ~self.inputs.named)
+        launch = self.kernel.prepare(dataclasses.replace(self.problem, kv=kv))
+        check = checks.same("nan-leak", self._call(launch, run.length), run.outputs, run.rows, labels)
+        if check.verdict is Verdict.PASSED:
+            check.detail = f"{int((~self.inputs.named).sum())} unnamed kv rows set to NaN, nothing changed"
+        return check
+
+    def _inputs_unchanged(self) -> Check:
+        now = self.inputs.digests()
+        changed = [name for name in self.digests if name != "all" and now[name] != self.digests[name]]
+        if changed:
+            return Check("inputs-unchanged", Verdict.FAILED, f"the arm wrote into {', '.join(changed)}", bad=len(changed), total=len(now))
+        return Check("inputs-unchanged", Verdict.PASSED, "inputs hash as before", total=len(now) - 1)
+
+    def _comparisons(self, run: ArmRun, launch: Launch) -> list[Check]:
+        """Against the reference, the contract, and the arms that ran before."""
+        found = [checks.against_reference(run.outputs, self.expected, run.rows)]
+        empty = (run.rows.counting == 0).nonzero()[:1, 0]
+        handed = "none" if run.length is None else ",".join(str(int(run.length[i])) for i in empty)
+        exact = {"torch": backscan_torch(self.inputs.indices[:, 0])}
+        if run.source == "backscan":
+            exact |= other_backscans(self.inputs)
+        found += [c for c in (
+            checks.sentinels(run.outputs, run.rows, handed),
+            checks.lengths(run.source, run.length, exact, self.inputs.valid_entries, self.inputs.indices, run.rows),
+        ) if c]
+        if "backscan" in self.done and run.length is not None:
+            found.append(self._skip_check("backscan-vs-metadata", run, self.done["backscan"]))
+        if "none" in self.done and run.length is not None:
+            found.append(self._skip_check(f"none-vs-{run.source}", run, self.done["none"]))
+            if not self.full_width_done:
+                found.append(self._full_width(run, launch))
+        return found
+
+    def _skip_check(self, name: str, run: ArmRun, other: ArmRun) -> Check:
+        """Compare two arms; rows in which one of them skips a pair more are held to the kernel's promise."""
+        pair = self.kernel.promise.pair
+        mine, theirs = (-(-r.rows.length // pair) for r in (run, other))
+        fewer, more = (run, other) if bool((mine <= theirs).all()) else (other, run)
+        labels = tuple(f"{self.kernel.name}/{r.source}" for r in (fewer, more))
+        return checks.skipping(name, fewer.outputs, more.outputs, mine != theirs, self.kernel.promise, run.rows,
+                               (labels[0], labels[1]))
+
+    def _full_width(self, run: ArmRun, launch: Launch) -> Check:
+        """topk_length = topk everywhere must be bitwise none: nothing is skipped, only the variant differs."""
+        self.full_width_done = True
+        self.phase("launch")
+        full = torch.full((self.inputs.case.s_q,), self.inputs.case.topk, dtype=torch.int32, device=self.inputs.device)
+        outputs = self._call(launch, full)
+        rows = dataclasses.replace(run.rows, length=full.cpu().long())
+        return checks.same("full-width", outputs, self.done["none"].outputs, rows, ("topk_length = topk", "none"))
+
+    def _unquantised(self, run: ArmRun) -> dict[str, float]:
+        """fp8: relative distance of out to the unquantised case, over some rows. Reported, not judged."""
+        if self.inputs.case.dtype != "fp8" or self.inputs.case.values == "poison":
+            return {}
+        s_q = self.inputs.case.s_q
+        some = torch.arange(0, s_q, -(-s_q // UNQUANTISED_ROWS), device=self.inputs.device)
+        want = unquantised_out(self.inputs, some)
+        norm = float(torch.linalg.vector_norm(want))
+        error = float(torch.linalg.vector_norm(run.outputs[0][some].float() - want))
+        return {"unquantised relative error": error / norm if norm else 0.0}
+
+
+def other_backscans(inputs: Inputs) -> dict[str, torch.Tensor]:
+    """backscan by the project's Triton kernel and by sglang's, where they can run. int32 [s_q] each."""
+    if inputs.device.type != "cuda":
+        return {}
+    entries = inputs.indices[:, 0]
+    found = {"triton": backscan(entries)}
+    with contextlib.suppress(ImportError):
+        from sglang.kernels.ops.attention.metadata import q8kv8_topk_length_from_indices
+
+        if entries.shape[1] % 128 == 0:  # it reads before the row otherwise; its callers pad to 128
+            found["sglang"] = q8kv8_topk_length_from_indices(entries)
+    return found
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device, so that an error surfaces at the launch that caused it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def check_shapes(outputs: Any, inputs: Inputs) -> None:
+    """Raise ValueError unless the outputs are out bf16 [s_q, h_q, 512] and two fp32 [s_q, h_q]."""
+    pair = (inputs.case.s_q, inputs.case.h_q)
+    want = (((*pair, 512), torch.bfloat16), (pair, torch.float32), (pair, torch.float32))
+    for name, tensor, (shape, dtype) in zip(checks.NAMES, outputs, want):
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype} {list(shape)}, the kernel returned {tensor.dtype} {list(tensor.shape)}")
+
+
+@contextlib.contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Every tensor made without values inside the block starts as NaN (torch's own deterministic fill, at ATen level,
+    so that a C++ extension's at::empty is filled as well)."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,0 +1,51 @@
+"""Verdicts and the result of one check. Imported by the worker, so torch and the standard library only."""
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class Verdict(str, enum.Enum):
+    """What one check, or all checks of an arm together, said. Only PASSED is a pass."""
+
+    PASSED = "PASSED"
+    SKIPPED = "SKIPPED"  # not run, with the reason
+    VACUOUS = "VACUOUS"  # the check could not have failed on this case
+    FLAKY = "FLAKY"  # differs from itself
+    FAILED = "FAILED"  # wrong
+    OOM = "OOM"
+    TIMEOUT = "TIMEOUT"
+    CRASHED = "CRASHED"  # signal, exit, or an error that poisons the CUDA context
+    ERROR = "ERROR"  # the harness's own fault
+
+
+SOURCES = ("none", "backscan", "metadata")
+"""The topk_length sources, in the order in which the arms are run (arms/lengths.py derives them)."""
+
+SEVERITY = list(Verdict)
+"""From harmless to worst: an arm's verdict is the worst of its checks'."""
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """The verdict of several together. An empty list is SKIPPED: nothing was checked."""
+    return max(verdicts, key=SEVERITY.index, default=Verdict.SKIPPED)
+
+
+@dataclasses.dataclass
+class Check:
+    """What one check found.
+
+    margins: error over budget per output (0.3 is healthy, above 1 fails); empty where the check is an equality.
+    bad, total: elements that violate and elements compared. first: the first five, as text. where: the localiser's lines.
+    ulp: how many elements differ by how many ULP, for equality checks.
+    """
+
+    name: str
+    verdict: Verdict
+    detail: str = ""
+    margins: dict[str, float] = dataclasses.field(default_factory=dict)
+    bad: int = 0
+    total: int = 0
+    first: list[str] = dataclasses.field(default_factory=list)
+    where: list[str] = dataclasses.field(default_factory=list)
+    ulp: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,71 @@
+"""How much a right kernel may differ from the reference: roundoff constants and the formulas made of them.
+
+docs/budgets.md derives every term. Everything here is per element and knows nothing of kernels by name: a kernel is
+described by how it rounds P and how it accumulates, which its dtype decides.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+LAMBDA = 8.0
+"""Hoeffding: a sum of independent roundoffs exceeds LAMBDA times the root of their squared bounds with probability
+2 exp(-LAMBDA^2 / 2) = 2.5e-14, that is 2.5e-4 over a suite of 1e10 elements."""
+
+FP32_UNIT = 2.0**-24
+OUT_UNIT = 2.0**-8  # half an ULP of bf16, relative
+KAPPA = 4.0
+"""fp32 operations around the sums (scale, subtract, exp2 with fast math, log, normalise), each within an ULP of what it handles."""
+
+UNDERFLOW = 2.0**-100
+"""fp32 values below 2^-126 may be flushed to zero on one side only: P, or the sink's factor through a reciprocal. That
+moves out by at most topk * 2^-126 * max|v|, far below this."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Roundoff:
+    """How a kernel of one dtype rounds.
+
+    p_unit:   relative half-ULP of P as it enters the second product
+    p_floor:  below this P is lost or rounded to a neighbour that far away (unscaled e4m3: half the smallest subnormal)
+    acc_unit: relative error of the accumulator in one tensor-core step
+    acc_step: products summed in one step
+    """
+
+    p_unit: float
+    p_floor: float
+    acc_unit: float
+    acc_step: int
+
+
+ROUNDOFF = {
+    "bf16": Roundoff(p_unit=2.0**-8, p_floor=0.0, acc_unit=2.0**-22, acc_step=16),
+    "fp8": Roundoff(p_unit=2.0**-4, p_floor=2.0**-10, acc_unit=2.0**-12, acc_step=32),
+}
+"""acc_unit: the accumulator keeps 23 (bf16) or 13 (fp8, Hopper) fraction bits and truncates: one unit in the last place for
+the accumulator itself and one for the products, which are aligned to it before they are summed."""
+
+
+def p_error(p: torch.Tensor, roundoff: Roundoff) -> torch.Tensor:
+    """Bound on the relative error of rounded P: p_unit, or p_floor / P where that is more, at most 1 (P lost). Same shape as p."""
+    if not roundoff.p_floor:
+        return torch.full_like(p, roundoff.p_unit)
+    return (roundoff.p_floor / p.clamp(min=roundoff.p_floor)).clamp(min=roundoff.p_unit)
+
+
+def score_error(score: torch.Tensor, spread: torch.Tensor, steps: float, unit: float) -> torch.Tensor:
+    """One-sigma error of a dot product accumulated in `steps` steps with relative error `unit` each.
+
+    After a fraction x of the products the partial sum has mean x * score and variance x * spread^2, so the partial sums
+    have mean square score^2 / 3 + spread^2 / 2. score, spread: nats, any shape; spread = sqrt(sum (q k)^2).
+    """
+    error: torch.Tensor = unit * steps**0.5 * (score.square() / 3 + spread.square() / 2).sqrt()
+    return error
+
+
+def bf16_ulp(x: torch.Tensor) -> torch.Tensor:
+    """Distance between neighbouring bf16 values at |x|, in x's dtype; the smallest normal's spacing at and near zero."""
+    exponent = torch.frexp(x.abs().clamp(min=2.0**-126)).exponent
+    ulp: torch.Tensor = torch.ldexp(torch.ones_like(x), exponent - 8)
+    return ulp

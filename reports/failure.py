@@ -1,0 +1,55 @@
+"""How a record that did not pass is told: what, how far, where, the first elements, and the line that repeats it."""
+from __future__ import annotations
+
+import shlex
+
+from harness.record import Record
+from harness.verdicts import Check, Verdict
+from reports.frame import reason
+
+HARMLESS = (Verdict.PASSED, Verdict.SKIPPED)
+
+
+def replay_line(record: Record, options: list[str]) -> str:
+    """The command that runs this arm on this case again. options: what the run was given besides (--device, --load)."""
+    return shlex.join(["threearm", "replay", record.case, "--arm", record.arm, *options])
+
+
+def describe_check(check: Check, always: bool = False) -> list[str]:
+    """A check's lines. Passing ones are one line with their margins; `always` shows their detail as well."""
+    margins = "  ".join(f"{name} {value:.3g}" for name, value in check.margins.items())
+    head = f"  {check.verdict.value:8} {check.name}"
+    if check.verdict is Verdict.PASSED:
+        return [f"{head}{'  margins: ' + margins if margins else ''}{'  ' + check.detail if always and check.detail else ''}"]
+    share = f"  {check.bad:,} of {check.total:,} ({check.bad / check.total:.3%})" if check.bad and check.total else ""
+    lines = [f"{head}  {check.detail}{share}"]
+    lines += [f"             margins: {margins}"] if margins else []
+    lines += [f"             where: {where}" for where in check.where]
+    lines += [f"             {element}" for element in check.first]
+    if check.ulp:
+        lines.append("             ULP apart: " + ", ".join(f"{name}: {count:,}" for name, count in check.ulp.items()))
+    return lines
+
+
+def describe(record: Record, options: list[str], always: bool = False) -> str:
+    """One record in full."""
+    lines = [f"{record.verdict.value}  {record.arm}  {record.case}"]
+    lines += [f"  {record.detail}"] if record.detail else []
+    lines += [f"  note: {record.note}"] if record.note else []
+    for check in record.checks:
+        lines += describe_check(check, always)
+    lines += [f"  {name}: {value:.4g} (reported, not judged)" for name, value in record.extra.items()] if always else []
+    return "\n".join([*lines, f"  repeat: {replay_line(record, options)}"])
+
+
+def summary(records: list[Record]) -> str:
+    """Counts of verdicts, and the reasons of skipped arms, each once."""
+    counts = {verdict: sum(record.verdict is verdict for record in records) for verdict in Verdict}
+    lines = [", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count) or "nothing ran"]
+    skipped: dict[str, list[str]] = {}
+    for record in records:
+        if record.verdict is Verdict.SKIPPED:
+            skipped.setdefault(f"{record.arm}: {reason(record)}", []).append(record.case)
+    lines += [f"SKIPPED {why} ({len(cases)} case{'s' if len(cases) > 1 else ''})" for why, cases in skipped.items()]
+    lines += [f"note: {record.arm} on {record.case}: {record.note}" for record in records if record.note]
+    return "\n".join(lines)

@@ -1,0 +1,115 @@
+"""The three-arm table: a row a case, a column an arm, verdict and time in each cell. For a terminal, and as Markdown."""
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from harness.record import Record
+from harness.verdicts import SOURCES, Verdict
+from reports.frame import frame
+
+COLOURS = {Verdict.PASSED: "green", Verdict.SKIPPED: "dim", Verdict.VACUOUS: "yellow"}
+CONTRACTS = {
+    "kernel": "sum of the CUDA kernels of one call (torch.profiler), + the kernels that derive topk_length, apart",
+    "span": "CUDA events around derivation and call, launch hidden",
+    "wall": "host clock around derivation and call",
+}
+
+
+def short(case: str) -> str:
+    """A case without its family."""
+    return case.partition(":")[2] or "(all defaults)"
+
+
+def labels(cases: list[str]) -> tuple[str, dict[str, str]]:
+    """What all cases share, and for each case the rest. Of one case, everything is its own."""
+    keys = {case: [part for part in case.partition(":")[2].split(",") if part] for case in cases}
+    shared = set.intersection(*map(set, keys.values())) if len(cases) > 1 else set()
+    common = ",".join(part for part in keys[cases[0]] if part in shared) if cases else ""
+    return common, {case: ",".join(part for part in parts if part not in shared) or "(defaults)" for case, parts in keys.items()}
+
+
+def cell(row: pd.Series) -> str:
+    """One arm's cell: verdict, and the median with its quartiles in milliseconds where there is a time."""
+    text = str(row["verdict"])
+    if not _missing(row["median"]):
+        text += f"\n{row['median'] / 1e3:.4g} [{row['low'] / 1e3:.4g} {row['high'] / 1e3:.4g}]"
+    if not _missing(row["derive"]) and row["derive"]:
+        text += f"\n+{row['derive'] / 1e3:.3g} derive"
+    return text
+
+
+def _missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _rows(records: list[Record]) -> dict[str, list[list[str]]]:
+    """kernel -> rows of text: case, one cell a source, none / metadata, largest margin."""
+    data = frame(records)
+    names = labels(list(dict.fromkeys(record.case for record in records)))[1]
+    tables: dict[str, list[list[str]]] = {}
+    for (kernel, case), group in data.groupby(["kernel", "case"], sort=False):
+        arms = {row["source"]: row for _, row in group.iterrows()}
+        cells = [cell(arms[source]) if source in arms else "" for source in SOURCES]
+        margins = [m for m in group["margin"] if not _missing(m)]
+        tables.setdefault(str(kernel), []).append(
+            [names[str(case)], *cells, _ratio(arms), f"{max(margins):.2g}" if margins else ""])
+    return tables
+
+
+def _ratio(arms: dict[str, pd.Series]) -> str:
+    if not {"none", "metadata"} <= set(arms):
+        return ""
+    none, metadata = arms["none"]["median"], arms["metadata"]["median"]
+    return "" if _missing(none) or _missing(metadata) else f"{none / metadata:.2f}x"
+
+
+HEADINGS = ("case", *SOURCES, "none / metadata", "margin")
+
+
+def legend(records: list[Record]) -> str:
+    """What the numbers are: the contract, the cache, the order, how many samples."""
+    times = [record.time for record in records if record.time]
+    common = labels(list(dict.fromkeys(record.case for record in records)))[0]
+    lines = [f"every case: {common}"] if common else []
+    lines.append("margin: largest error over budget against the reference (above 1 fails)")
+    for contract in sorted({t.contract for t in times}):
+        of_it = [t for t in times if t.contract == contract]
+        counts = sorted({len(t.us) for t in of_it})
+        samples = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        lines.append(f"time in ms: contract {contract}: {CONTRACTS[contract]}; median [quartiles] of {samples} samples, "
+                     f"{of_it[0].order}, {of_it[0].cache}")
+    return "\n".join(lines)
+
+
+def terminal(records: list[Record]) -> RenderableType:
+    """The table of each kernel, and the legend."""
+    parts: list[RenderableType] = []
+    for kernel, rows in _rows(records).items():
+        table = Table(Column(HEADINGS[0], overflow="fold"), *HEADINGS[1:], title=kernel, title_justify="left", title_style="bold", expand=False)
+        for row in rows:
+            table.add_row(row[0], *map(_coloured, row[1:4]), *row[4:], end_section=False)
+        parts.append(table)
+    return Group(*parts, Text(legend(records), style="dim"))
+
+
+def _coloured(text: str) -> Text:
+    verdict = text.partition("\n")[0]
+    colour = COLOURS.get(Verdict(verdict), "bold red") if verdict else ""
+    rendered = Text(text)
+    rendered.stylize(colour, 0, len(verdict))
+    return rendered
+
+
+def markdown(records: list[Record]) -> str:
+    """The same as Markdown, for a pull request."""
+    parts = []
+    for kernel, rows in _rows(records).items():
+        lines = [f"### {kernel}", "", "| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
+        lines += ["| " + " | ".join(text.replace("\n", "<br>") for text in row) + " |" for row in rows]
+        parts.append("\n".join(lines))
+    return "\n\n".join([*parts, legend(records).replace("\n", "  \n")]) + "\n"
