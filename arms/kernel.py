@@ -97,8 +97,8 @@ class SkipPromise:
     """What a kernel promises of out when masked pairs of blocks are skipped; lse and max_logits are always bitwise.
 
     Rows in which nothing is skipped are bitwise equal. In the others, elements may differ by at most max_ulp bf16 ULP,
-    only in columns [columns), at most max_share of those elements, and, with `none_nearer_zero`, always so that the arm
-    that processes the masked pairs is the one nearer zero. max_ulp=0 is bitwise equality.
+    only in columns [columns), at most max_share of those elements (see `allowance`), and, with `none_nearer_zero`, always
+    so that the arm that processes the masked pairs is the one nearer zero. max_ulp=0 is bitwise equality.
     """
 
     max_ulp: int = 0
@@ -106,6 +106,11 @@ class SkipPromise:
     max_share: float = 0.0
     none_nearer_zero: bool = False
     pair: int = 128
+
+    def allowance(self, elements: int) -> float:
+        """How many of `elements` may differ: max_share of them, and eight standard deviations of such a count."""
+        expected = self.max_share * elements
+        return expected + 8 * math.sqrt(expected)
 
     def __str__(self) -> str:
         if not self.max_ulp:

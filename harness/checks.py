@@ -131,7 +131,7 @@ def skipping(name: str, skipped: Outputs, walked: Outputs, skips: torch.Tensor, 
         "lse or max_logits differ": bool(values_differ(skipped[1], walked[1]).any() | values_differ(skipped[2], walked[2]).any()),
         "elements outside the promised rows and columns": bool((bad & ~allowed).any()),
         f"more than {promise.max_ulp} ULP": bool((distance[bad] > promise.max_ulp).any()),
-        f"more than {promise.max_share:.2%} of the promised columns": int(bad.sum()) > promise.max_share * room,
+        f"more than {promise.max_share:.2%} of the promised columns": int(bad.sum()) > promise.allowance(room),
         f"{labels[1]} is not the one nearer zero": promise.none_nearer_zero
         and bool((walked[0].float().abs() > skipped[0].float().abs())[bad].any()),
     }

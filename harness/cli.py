@@ -20,7 +20,7 @@ from harness.client import Unfit, WorkerDied, WorkerOptions, default_memory
 from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now
 from harness.runner import Runner, Settings, describe
 from harness.verdicts import SOURCES
-from reports import failure, table
+from reports import evidence, failure, table
 
 USAGE, NOTHING_RAN, INTERRUPTED = 2, 5, 130
 SHOWN_FAILURES = 10
@@ -250,12 +250,12 @@ def replay(case: Annotated[str, typer.Argument(help="A case text.")],
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="A run folder.")],
-           markdown: Annotated[bool, typer.Option(help="The table as Markdown.")] = False,
+           markdown: Annotated[bool, typer.Option(help="The whole run as Markdown, for a pull request.")] = False,
            failures: Annotated[bool, typer.Option(help="Every record that did not pass, in full.")] = False) -> None:
     """Show a stored run again. Needs no GPU."""
     stored = open_run(folder)
     if markdown:
-        print(table.markdown(stored.records))
+        print(evidence.page(stored.info, stored.records), end="")
     elif failures:
         for record in stored.records:
             if record.verdict not in failure.HARMLESS:

@@ -16,7 +16,7 @@ class Timing:
     """One arm's times on one case, under one contract. Microseconds, one entry a sample, in the order taken.
 
     us: the call (contract kernel: its kernels alone; span and wall: derivation included). derive_us: contract kernel, the
-    derivation's kernels. kernels: how many kernels a call launches (contract kernel).
+    derivation's kernels. kernels: how many kernels a call launches, breakdown: median us of each by name (contract kernel).
     """
 
     contract: str
@@ -25,6 +25,7 @@ class Timing:
     us: list[float]
     derive_us: list[float] = dataclasses.field(default_factory=list)
     kernels: int = 0
+    breakdown: dict[str, float] = dataclasses.field(default_factory=dict)
     clocks: str = ""
 
 
@@ -47,7 +48,7 @@ class Record:
     detail: one line for a verdict without checks (skip reason, signal, exception). inputs: fingerprints of the tensors the
     arm was given, `all` together. outputs: fingerprints of out, max_logits, lse. lengths: None without a topk_length.
     note: what a reader must know (the metadata guard fell back). extra: reported, not judged. time: None if not timed.
-    seconds: what launching and judging took.
+    seconds: what making the inputs, the reference, and launching and judging this arm took.
     """
 
     case: str
@@ -61,7 +62,7 @@ class Record:
     note: str = ""
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
     time: Timing | None = None
-    seconds: float = 0.0
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     schema: int = SCHEMA
 
     @property

@@ -1,7 +1,7 @@
 """Takes cases through kernels: one fresh worker a kernel, one record an arm and case, whatever becomes of the worker.
 
-A kernel has its worker to itself because wheels are not strangers to each other: two builds of FlashMLA in one process
-share C++ symbols, and the second then runs the first one's code (docs/evidence/symbol-collision.md).
+A kernel has its worker to itself: a wheel that poisons a context, or exports the same C++ symbols as another one (two builds
+of FlashMLA do), is then no other kernel's trouble.
 """
 from __future__ import annotations
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
 
 import torch
 
+from harness.machine import nvidia_smi
 from harness.record import Timing
 
 CONTRACTS = ("kernel", "span", "wall")
@@ -52,10 +54,11 @@ def measure(arms: dict[str, Timed], contract: str, samples: int, device: torch.d
             for name in _order(arms, round_number):
                 flush()
                 result[name].us.append(once(arms[name], device))
+    clocks = f"{before} -> {gpu_clocks(device)}" if before else ""
     for timing in result.values():
         timing.cache = "L2 flushed" if device.type == "cuda" else "warm"
         timing.order = "interleaved, ABBA"
-        timing.clocks = f"{before} -> {gpu_clocks(device)}" if before else ""
+        timing.clocks = clocks
     return result
 
 
@@ -110,8 +113,27 @@ def _kernel_times(arms: dict[str, Timed], samples: int, flush: Callable[[], obje
         counts = {len(kernels) for kernels in calls}
         if len(counts) != 1 or 0 in counts or len({len(d) for d in derives}) != 1:
             raise RuntimeError(f"the profiler lost records of {name}: kernels per call {sorted(counts)}")
-        result[name] = Timing("kernel", "", "", [sum(k) for k in calls], [sum(d) for d in derives], counts.pop())
+        result[name] = Timing("kernel", "", "", [total(k) for k in calls], [total(d) for d in derives], counts.pop(), breakdown(calls))
     return result
+
+
+Launched = tuple[str, float]
+"""A kernel's name and its duration in microseconds."""
+
+
+def total(kernels: list[Launched]) -> float:
+    """Their durations together."""
+    return sum(duration for _, duration in kernels)
+
+
+def breakdown(calls: list[list[Launched]]) -> dict[str, float]:
+    """Median over calls of what each kernel takes in one call, by its name without template arguments."""
+    per_call: dict[str, list[float]] = {}
+    for number, kernels in enumerate(calls):
+        for name, duration in kernels:
+            times = per_call.setdefault(name.removeprefix("void ").partition("<")[0].partition("(")[0], [0.0] * len(calls))
+            times[number] += duration
+    return {name: statistics.median(times) for name, times in per_call.items()}
 
 
 def _trace(profiler: torch.profiler.profile) -> list[dict[str, object]]:
@@ -123,8 +145,8 @@ def _trace(profiler: torch.profiler.profile) -> list[dict[str, object]]:
     return events
 
 
-def kernel_sums(events: list[dict[str, object]]) -> dict[tuple[str, str, int], list[float]]:
-    """Kernel durations (us) by (part, arm, sample): a kernel belongs to the range in which the host launched it.
+def kernel_sums(events: list[dict[str, object]]) -> dict[tuple[str, str, int], list[Launched]]:
+    """Kernels by (part, arm, sample): a kernel belongs to the range in which the host launched it.
 
     events: a Chrome trace. Copies and memsets count as kernels: they take the stream's time too.
     """
@@ -139,22 +161,31 @@ def kernel_sums(events: list[dict[str, object]]) -> dict[tuple[str, str, int], l
         elif category in ("cuda_runtime", "cuda_driver") and isinstance(args, dict) and "correlation" in args:
             launched[args["correlation"]] = float(event["ts"])  # type: ignore[arg-type]
         elif category in ("kernel", "gpu_memcpy", "gpu_memset") and isinstance(args, dict):
-            kernels.append((args.get("correlation"), float(event["dur"])))  # type: ignore[arg-type]
+            kernels.append((args.get("correlation"), (str(event["name"]), float(event["dur"]))))  # type: ignore[arg-type]
     ranges.sort()
-    sums: dict[tuple[str, str, int], list[float]] = {(part, arm, sample): [] for _, _, part, arm, sample in ranges}
+    sums: dict[tuple[str, str, int], list[Launched]] = {(part, arm, sample): [] for _, _, part, arm, sample in ranges}
     starts = torch.tensor([r[0] for r in ranges], dtype=torch.float64)
-    for correlation, duration in kernels:
+    for correlation, kernel in kernels:
         at = launched.get(correlation)
         place = -1 if at is None else int(torch.searchsorted(starts, torch.tensor(at, dtype=torch.float64), right=True)) - 1
         if place >= 0 and at is not None and at <= ranges[place][0] + ranges[place][1]:
-            sums[ranges[place][2:]].append(duration)
+            sums[ranges[place][2:]].append(kernel)
     return sums
 
 
 def gpu_clocks(device: torch.device) -> str:
-    """SM clock, power and throttle reasons as nvidia-smi tells them, or "" without a GPU or the tool."""
+    """SM clock, power and throttle reasons now, or "" without a GPU. NVML where nvidia-ml-py is installed (a query takes
+    a millisecond), else nvidia-smi (a second)."""
     if device.type != "cuda":
         return ""
-    from harness.machine import nvidia_smi
-
-    return ", ".join(nvidia_smi("clocks.sm,power.draw,clocks_event_reasons.active", device.index or 0))
+    index = device.index or 0
+    try:
+        import pynvml
+    except ImportError:
+        return ", ".join(nvidia_smi("clocks.sm,power.draw,clocks_event_reasons.active", index))
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3
+    reasons = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    return f"{clock} MHz, {watts:.0f} W, throttle reasons {reasons:#x}"

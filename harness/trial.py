@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -177,16 +178,16 @@ class KernelTrial:
 
 
 def other_backscans(inputs: Inputs) -> dict[str, torch.Tensor]:
-    """backscan by the project's Triton kernel and by sglang's, where they can run. int32 [s_q] each."""
+    """backscan by the project's Triton kernel on CUDA, and by sglang's where the kernel under test has brought sglang
+    in (it is not imported for this: a second wheel in the process may change what the first one runs). int32 [s_q] each."""
     if inputs.device.type != "cuda":
         return {}
     entries = inputs.indices[:, 0]
     found = {"triton": backscan(entries)}
-    with contextlib.suppress(ImportError):
+    if "sglang" in sys.modules and entries.shape[1] % 128 == 0:  # it reads before the row otherwise; its callers pad to 128
         from sglang.kernels.ops.attention.metadata import q8kv8_topk_length_from_indices
 
-        if entries.shape[1] % 128 == 0:  # it reads before the row otherwise; its callers pad to 128
-            found["sglang"] = q8kv8_topk_length_from_indices(entries)
+        found["sglang"] = q8kv8_topk_length_from_indices(entries)
     return found
 
 

@@ -51,6 +51,7 @@ class Worker:
         self.inputs: Inputs | None = None
         self.expected: Expected | None = None
         self.digests: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
 
     def send(self, event: str, **fields: Any) -> None:
         """One JSON line, flushed."""
@@ -108,11 +109,15 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         self.phase("", "inputs")
+        start = time.perf_counter()
         self.inputs = make_inputs(case, self.device)
         self.digests = self.inputs.digests()
+        synchronize(self.device)
+        made = time.perf_counter()
         self.phase("", "reference")
         self.expected = reference(self.inputs, torch.float64 if fp64 else torch.float32)
         synchronize(self.device)
+        self.seconds = {"inputs": made - start, "reference": time.perf_counter() - made}
         self.case = case
 
     def _arm(self, trial: KernelTrial, source: str, text: str) -> Record:
@@ -131,7 +136,7 @@ class Worker:
         return Record(
             text, arm, worst([check.verdict for check in run.checks]), checks=run.checks, inputs=self.digests,
             outputs={name: digest(value) for name, value in zip(NAMES, run.outputs)}, lengths=_lengths(run, trial.kernel),
-            note=run.note, extra=run.extra, seconds=time.perf_counter() - start)
+            note=run.note, extra=run.extra, seconds={**self.seconds, "arm": time.perf_counter() - start})
 
     def _classify(self, error: Exception) -> tuple[Verdict, str]:
         """An exception's verdict: out of memory, the arm's fault, or the harness's, by the phase it came from."""

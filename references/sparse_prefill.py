@@ -111,9 +111,10 @@ def unquantised_out(inputs: Inputs, rows: torch.Tensor) -> torch.Tensor:
     with full_precision(inputs.device):
         k = gather(inputs.values.kv, 1.0, inputs.indices[rows, 0], counts, torch.float32)
         scores = torch.bmm(inputs.values.q[rows].float(), k.mT) * inputs.case.scale
-        p = torch.softmax(scores.masked_fill(~counts[:, None], -torch.inf), dim=-1)
-        out = torch.bmm(torch.nan_to_num(p, nan=0.0), k[..., :D_V])
-    return _apply_sink(out, torch.logsumexp(scores.masked_fill(~counts[:, None], -torch.inf), -1), inputs.sink)[0]
+        scores.masked_fill_(~counts[:, None], -torch.inf)
+        out = torch.bmm(torch.softmax(scores, dim=-1), k[..., :D_V])
+    out, _ = _apply_sink(out, torch.logsumexp(scores, -1), inputs.sink)
+    return out.masked_fill(~counts.any(-1)[:, None, None], 0.0)
 
 
 def _rows(inputs: Inputs, part: slice, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -90,9 +90,10 @@ def terminal(records: list[Record]) -> RenderableType:
     """The table of each kernel, and the legend."""
     parts: list[RenderableType] = []
     for kernel, rows in _rows(records).items():
-        table = Table(Column(HEADINGS[0], overflow="fold"), *HEADINGS[1:], title=kernel, title_justify="left", title_style="bold", expand=False)
+        columns = (Column(HEADINGS[0], overflow="fold"), *HEADINGS[1:])
+        table = Table(*columns, title=kernel, title_justify="left", title_style="bold")
         for row in rows:
-            table.add_row(row[0], *map(_coloured, row[1:4]), *row[4:], end_section=False)
+            table.add_row(row[0], *map(_coloured, row[1:4]), *row[4:])
         parts.append(table)
     return Group(*parts, Text(legend(records), style="dim"))
 
@@ -105,11 +106,14 @@ def _coloured(text: str) -> Text:
     return rendered
 
 
-def markdown(records: list[Record]) -> str:
-    """The same as Markdown, for a pull request."""
-    parts = []
-    for kernel, rows in _rows(records).items():
-        lines = [f"### {kernel}", "", "| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
-        lines += ["| " + " | ".join(text.replace("\n", "<br>") for text in row) + " |" for row in rows]
-        parts.append("\n".join(lines))
-    return "\n\n".join([*parts, legend(records).replace("\n", "  \n")]) + "\n"
+def markdown_table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; line breaks in cells become <br>."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(text.replace("\n", "<br>").replace("|", "\\|") for text in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def three_arms(records: list[Record]) -> str:
+    """The table of each kernel as Markdown, with the legend."""
+    parts = [f"#### {kernel}\n\n{markdown_table(list(HEADINGS), rows)}" for kernel, rows in _rows(records).items()]
+    return "\n\n".join([*parts, legend(records).replace("\n", "  \n")])

@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import torch
 
-from arms.kernel import Launch, Outputs, Problem, Requires, sparse_prefill_kernel
+from arms.kernel import Convention, Launch, Outputs, Problem, Requires, sparse_prefill_kernel
 
 
-@sparse_prefill_kernel("sgl_kernel", requires=Requires(
+@sparse_prefill_kernel("sgl_kernel", convention=Convention(log_base=2.0), requires=Requires(
     device="cuda", capability=((9, 0), (10, 0), (10, 3)), distribution=("sglang-kernel", "sgl-kernel"),
     entry="sgl_kernel.flash_mla:flash_mla_sparse_fwd", dtypes=("bf16",), heads=(64, 128), topk_multiple=128))
 def sgl_kernel(problem: Problem) -> Launch:
-    """bf16. Statistics come in base e (its docstring says 2; measured)."""
+    """bf16. max_logits and lse come in base 2, as its docstring says and as measured on 0.4.4 (docs/evidence/README.md)."""
     from sgl_kernel.flash_mla import flash_mla_sparse_fwd
 
     p = problem

@@ -12,8 +12,10 @@ from arms.kernel import Launch, Limit, Outputs, Problem, Requires, SkipPromise, 
 
 MODULE = "sglang.kernels.ops.attention.sparse_mla_q8kv8_prefill_sm90"
 
-# Measured, not documented (sglang documents the skip as bit-exact): docs/evidence/q8kv8-topk-length.md.
-PROMISE = SkipPromise(max_ulp=1, columns=(256, 512), max_share=0.002, none_nearer_zero=True)
+# sglang documents the skip as bit-exact; measured, it is not (docs/evidence/q8kv8-topk-length.md). The share follows from
+# the cause: a masked pair multiplies zeros, and the FP8 tensor core then truncates its accumulator to 13 fraction bits, a
+# loss of 2^-14 on average where bf16 values are 2^-7 apart, so at most one element in 2^7 crosses a rounding border.
+PROMISE = SkipPromise(max_ulp=1, columns=(256, 512), max_share=2.0**-7, none_nearer_zero=True)
 
 
 @sparse_prefill_kernel("sglang_q8kv8", promise=PROMISE, requires=Requires(

@@ -1,0 +1,114 @@
+"""A run as Markdown for a pull request: the three-arm table, what each check said, early-exit numerics, sentinels, machine."""
+from __future__ import annotations
+
+import shlex
+import statistics
+
+from harness.record import Record
+from harness.runfolder import RunInfo
+from harness.verdicts import Check, Verdict
+from reports.table import labels, markdown_table, three_arms
+
+SKIP_CHECKS = ("none-vs-backscan", "none-vs-metadata", "backscan-vs-metadata")
+
+
+def page(info: RunInfo, records: list[Record]) -> str:
+    """The whole page."""
+    sections = [three_arms(records), launched(records), check_matrix(records), early_exit(records), sentinels(records), cost(records),
+                skipped(records), provenance(info)]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def launched(records: list[Record]) -> str:
+    """Contract kernel: what one call launches, by kernel name, and what the derivation takes."""
+    names = labels(list(dict.fromkeys(record.case for record in records)))[1]
+    rows = []
+    for record in records:
+        if record.time and record.time.breakdown:
+            parts = sorted(record.time.breakdown.items(), key=lambda item: -item[1])
+            derive = statistics.median(record.time.derive_us) if record.time.derive_us else 0.0
+            rows.append([names[record.case], record.arm, str(record.time.kernels), f"{derive:.1f}" if derive else "",
+                         ", ".join(f"{name} {us:.1f}" for name, us in parts)])
+    head = ["case", "arm", "kernels a call", "derivation, us", "the call's kernels, median us"]
+    return "#### What a call launches\n\n" + markdown_table(head, rows) if rows else ""
+
+
+def cost(records: list[Record]) -> str:
+    """What judging cost: seconds for inputs, reference, and each kernel's arms together, the dearest case first."""
+    names = labels(list(dict.fromkeys(record.case for record in records)))[1]
+    sums: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        if record.seconds:
+            inputs, reference = record.seconds["inputs"], record.seconds["reference"]
+            entry = sums.setdefault((record.kernel, record.case), [inputs, reference, 0.0])
+            entry[2] += record.seconds["arm"]
+    dearest = sorted(sums.items(), key=lambda item: -sum(item[1]))[:5]
+    rows = [[kernel, names[case], *(f"{value:.3f}" for value in values)] for (kernel, case), values in dearest]
+    head = ["kernel", "case", "inputs and their hashes, s", "reference, s", "all arms: launches and checks, s"]
+    return "#### What judging cost (the five dearest)\n\n" + markdown_table(head, rows) if rows else ""
+
+
+def check_matrix(records: list[Record]) -> str:
+    """Per kernel and check: how many arm runs passed and did not, and the largest margins."""
+    rows = []
+    for kernel in dict.fromkeys(record.kernel for record in records):
+        found: dict[str, list[Check]] = {}
+        for record in records:
+            for check in record.checks if record.kernel == kernel else ():
+                found.setdefault(check.name, []).append(check)
+        for name, checks in found.items():
+            passed = sum(check.verdict is Verdict.PASSED for check in checks)
+            outputs = dict.fromkeys(output for check in checks for output in check.margins)
+            margins = ", ".join(f"{o} {max(c.margins.get(o, 0.0) for c in checks):.2g}" for o in outputs)
+            rows.append([kernel, name, f"{passed} of {len(checks)}", margins or "equality"])
+    return "#### Checks\n\n" + markdown_table(["kernel", "check", "arm runs that passed", "largest margin (1 fails)"], rows) if rows else ""
+
+
+def early_exit(records: list[Record]) -> str:
+    """Where arms that skip and arms that walk masked pairs differ: how many elements, by how much, in which columns."""
+    names = labels(list(dict.fromkeys(record.case for record in records)))[1]
+    rows = []
+    for record in records:
+        for check in record.checks:
+            if check.name in SKIP_CHECKS:
+                skips = check.detail.partition(" rows skip")[0]
+                apart = ", ".join(f"{name} ULP: {count:,}" for name, count in check.ulp.items())
+                columns = next((w.removeprefix("columns ") for w in check.where if w.startswith("columns")), "")
+                rows.append([record.kernel, names[record.case], check.name, skips, f"{check.bad:,}", apart or "bitwise equal", columns,
+                             check.verdict.value])
+    head = ["kernel", "case", "arms", "rows that skip a pair", "elements that differ", "by", "columns", "verdict"]
+    return "#### Early exit\n\n" + markdown_table(head, rows) if rows else ""
+
+
+def sentinels(records: list[Record]) -> str:
+    """Rows without a valid key, by arm: how many, what topk_length they were given, what came out."""
+    rows = []
+    for record in records:
+        for check in record.checks:
+            if check.name == "sentinels":
+                count, _, rest = check.detail.partition(" rows without a valid key, topk_length ")
+                rows.append((record.kernel, record.source, rest, check.verdict.value, int(count) if count.isdigit() else 0))
+    table = []
+    for key in dict.fromkeys(row[:4] for row in rows):
+        counts = [row[4] for row in rows if row[:4] == key]
+        table.append([f"{key[0]}/{key[1]}", key[2], str(len(counts)), str(sum(counts)), key[3]])
+    head = ["arm", "topk_length of the row", "cases", "rows", "out 0, max_logits -inf, lse +inf"]
+    return "#### Rows without a valid key\n\n" + markdown_table(head, table) if table else ""
+
+
+def skipped(records: list[Record]) -> str:
+    """Arms that were not run, and why."""
+    why: dict[tuple[str, str], int] = {}
+    for record in records:
+        if record.verdict is Verdict.SKIPPED:
+            key = (record.arm, record.detail)
+            why[key] = why.get(key, 0) + 1
+    rows = [[arm, str(count), reason] for (arm, reason), count in why.items()]
+    return "#### Not run\n\n" + markdown_table(["arm", "cases", "reason"], rows) if rows else ""
+
+
+def provenance(info: RunInfo) -> str:
+    """Machine, versions, command, time."""
+    machine = "; ".join(f"{key} {value}" for key, value in info.machine.items())
+    command = shlex.join(["threearm", *info.command[1:]])
+    return f"#### Where this comes from\n\n`{command}`, started {info.started}, finished {info.finished or 'not'}.  \n{machine}."
