@@ -71,6 +71,7 @@ class Requires:
     device: cpu, cuda or any; capability: CUDA (major, minor) pairs, () for all; distribution: pip names it may be
     installed under; entry: "module:function", whose signature also tells whether it takes topk_length;
     dtypes, heads, d_qk: what it accepts, () for everything; topk_multiple: the width must be a multiple of this.
+    note: what `threearm arms` should say besides.
     """
 
     device: str = "any"
@@ -82,6 +83,7 @@ class Requires:
     d_qk: tuple[int, ...] = (512, 576)
     topk_multiple: int = 1
     limits: tuple[Limit, ...] = ()
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,4 +89,4 @@ def requirements(kernel: Kernel) -> str:
         parts.append(f"topk % {need.topk_multiple} == 0")
     if need.distribution:
         parts.append(f"pip {need.distribution[0]}")
-    return ", ".join(parts)
+    return ", ".join([*parts, *([need.note] if need.note else [])])

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -18,7 +19,7 @@ from cases.suites import load_suite, override
 from cases.text import CaseError
 from harness.client import Unfit, WorkerDied, WorkerOptions, default_memory
 from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now
-from harness.runner import Runner, Settings, describe
+from harness.runner import Runner, Settings, describe, probe
 from harness.verdicts import SOURCES
 from reports import evidence, failure, table
 
@@ -66,8 +67,6 @@ def read_cases(texts: list[str] | None, suite: str, settings: str) -> list[str]:
 
 def worker_options(device: str, load: list[Path] | None, broken: bool, arms: list[str] | None, memory: float) -> WorkerOptions:
     """How workers are to be started. A broken arm that is named brings arms/broken along."""
-    if device == "auto":
-        device = "cuda" if Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists() else "cpu"
     missing = next((path for path in load or () if not path.is_file()), None)
     if missing:
         fail(f"--load {missing}: no such file")
@@ -120,8 +119,9 @@ def run(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, device: D
                 msgspec.convert(folder.info.options["settings"], Settings))
     texts = read_cases(cases, suite, settings)
     options = worker_options(device, load, broken, arm, memory)
-    contract = contract_for(time, options.device)
     description = ask(options, texts)
+    options = dataclasses.replace(options, device=description["device"])
+    contract = contract_for(time, options.device)
     kernels, sources = choose(description["kernels"], arm)
     if not kernels:
         fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
@@ -172,7 +172,7 @@ def execute(folder: RunFolder, options: WorkerOptions, plan: Settings) -> NoRetu
 def show(folder: RunFolder, options: WorkerOptions | None = None) -> None:
     """The run as a person reads it: machine, table, what did not pass, summary, where it is kept."""
     machine = folder.info.machine
-    say("  ".join(f"{key} {machine[key]}" for key in ("gpu", "cpu", "driver", "torch") if key in machine), style="dim")
+    say("  ".join(f"{key} {machine[key]}" for key in ("gpu", "gpu not used", "cpu", "driver", "torch") if key in machine), style="dim")
     console.print(table.terminal(folder.records))
     bad = [record for record in folder.records if record.verdict not in failure.HARMLESS]
     for record in bad[:SHOWN_FAILURES]:
@@ -204,11 +204,16 @@ def open_run(path: Path) -> RunFolder:
 @app.command()
 def arms(device: Device = "auto", load: Load = None, broken: Broken = False) -> None:
     """List every kernel: version, what it requires, what it promises, and, where it can't run, why."""
-    description = ask(worker_options(device, load, broken, None, 0.0), [])
+    options = worker_options(device, load, broken, None, 0.0)
+    description = ask(options, [])
+    options = dataclasses.replace(options, device=description["device"])
     listing = Table("kernel", "version", "requires", "promises when it skips", "can run here")
     for kernel in description["kernels"]:
-        listing.add_row(kernel["name"], kernel["version"] or "-", kernel["requires"], kernel["promise"],
-                        f"no: {kernel['why_not']}" if kernel["why_not"] else "yes")
+        why, none_only = kernel["why_not"], ""
+        if not why and kernel["imports"]:
+            why, none_only = probe(options, Path(os.devnull), kernel["name"])
+        state = f"no: {why}" if why else f"none arm alone: {none_only}" if none_only else "yes"
+        listing.add_row(kernel["name"], kernel["version"] or "-", kernel["requires"], kernel["promise"], state)
     console.print(listing)
     console.print(f"each kernel is {len(SOURCES)} arms: kernel/{', kernel/'.join(SOURCES)}", style="dim")
 
@@ -235,7 +240,9 @@ def replay(case: Annotated[str, typer.Argument(help="A case text.")],
     """Run one case again on one kernel and tell every check in full. Arms before the named one run too, to be compared with."""
     texts = read_cases([case], "", "")
     options = worker_options(device, load, False, [arm], memory)
-    kernels, sources = choose(ask(options, texts)["kernels"], [arm])
+    description = ask(options, texts)
+    options = dataclasses.replace(options, device=description["device"])
+    kernels, sources = choose(description["kernels"], [arm])
     upto = SOURCES[: SOURCES.index(sources[-1]) + 1]
     folder = RunFolder(None, RunInfo(now(), sys.argv, texts, kernels, {}, {}))
     try:

@@ -168,7 +168,7 @@ class WorkerProcess:
             os.close(self.answers)
 
 
-PHASE_FACTOR = {"prepare": 10.0, "import": 10.0, "timing": 10.0, "start": 5.0}
+PHASE_FACTOR = {"prepare": 10.0, "import": 10.0, "first launch": 10.0, "timing": 10.0, "start": 5.0}
 """Phases that may take longer than a launch: a first use compiles (nvcc needs two minutes), timing repeats."""
 
 

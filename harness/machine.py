@@ -58,5 +58,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         facts["capability"] = f"{capability[0]}.{capability[1]}"
         if len(fields) == 6:
             facts |= dict(zip(("driver", "power limit", "max SM clock", "max memory clock", "ECC"), fields[1:]))
+    elif os.path.exists("/dev/nvidiactl"):
+        facts["gpu not used"] = f"torch {torch.__version__} does not see it" if not torch.cuda.is_available() else "not asked for"
     facts |= {name: version for name in PACKAGES if (version := version_of((name,)))}
     return {key: value for key, value in facts.items() if value}

@@ -59,8 +59,8 @@ class Runner:
     def _run_kernel(self, kernel: dict[str, Any]) -> None:
         name, why_not = kernel["name"], kernel["why_not"]
         none_only = ""
-        if not why_not and self._pending(name):
-            why_not, none_only = self._probe(name)
+        if not why_not and kernel["imports"] and self._pending(name):
+            why_not, none_only = probe(self.options, self.log, name)
         for case in self.folder.info.cases:
             skipped = dict(kernel["refused"][case])
             for source in self.settings.sources:
@@ -73,17 +73,6 @@ class Runner:
     def _pending(self, name: str) -> bool:
         return any((case, f"{name}/{source}") not in self.finished
                    for case in self.folder.info.cases for source in self.settings.sources)
-
-    def _probe(self, name: str) -> tuple[str, str]:
-        """Import the kernel's package in a worker: why it cannot run, why it has a none arm alone."""
-        try:
-            for event in self._worker().ask(60.0, op="probe", name=name):
-                if event["event"] == "probed":
-                    return event["problem"], event["none_only"]
-        except WorkerDied as death:
-            self.worker = None
-            return f"importing it ended the process: {death.detail}", ""
-        return "", ""
 
     def _run_case(self, name: str, case: str, sources: list[str]) -> None:
         """One kernel on one case. An arm that ends the worker gets its verdict, and a fresh worker takes the others."""
@@ -130,6 +119,7 @@ class Runner:
                 elif event["event"] == "broken":
                     for source in sources:
                         self._add(Record(case, f"{name}/{source}", Verdict(event["verdict"]), event["detail"]))
+                    self._end_worker()  # it may be short of memory, or about to die
                     return
                 elif event["event"] == "done":
                     return
@@ -179,6 +169,22 @@ def describe(options: WorkerOptions, cases: list[str]) -> dict[str, Any]:
                 return event
             if event["event"] == "broken":
                 raise WorkerDied(Verdict(event["verdict"]), event["detail"], "", "describe")
+    finally:
+        worker.close()
+    raise AssertionError("unreachable: events() ends only by an exception")
+
+
+def probe(options: WorkerOptions, log: Path, name: str) -> tuple[str, str]:
+    """Import a kernel's package in a worker of its own: why it cannot run, why it has a none arm alone; "" where nothing."""
+    worker = WorkerProcess(options, log)
+    try:
+        for event in worker.ask(60.0, op="probe", name=name):
+            if event["event"] == "probed":
+                return event["problem"], event["none_only"]
+            if event["event"] == "broken":
+                return event["detail"], ""
+    except WorkerDied as death:
+        return f"importing it ended the process: {death.detail}", ""
     finally:
         worker.close()
     raise AssertionError("unreachable: events() ends only by an exception")

@@ -34,7 +34,7 @@ from harness.trial import ArmRun, KernelTrial, synchronize
 from harness.verdicts import Check, Verdict, worst
 from references.sparse_prefill import Expected, reference
 
-ARM_PHASES = ("prepare", "launch")
+ARM_PHASES = ("prepare", "first launch", "launch")
 """Phases in which what happens is the arm's doing; in the others it is the harness's."""
 
 
@@ -46,7 +46,8 @@ class Worker:
     """Answers requests one at a time. `out` is the private descriptor's file."""
 
     def __init__(self, out: Any, device: str) -> None:
-        self.out, self.device, self.now = out, torch.device(device), ""
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+        self.out, self.device, self.now = out, torch.device(found if device == "auto" else device), ""
         self.case: SparsePrefillCase | None = None
         self.inputs: Inputs | None = None
         self.expected: Expected | None = None
@@ -73,9 +74,11 @@ class Worker:
                 case = parse_case(text)
                 reasons = {source: availability.refusal(kernel, source, case) for source in SOURCES}
                 refused[text] = {source: reason for source, reason in reasons.items() if reason}
-            kernels.append({"name": kernel.name, "version": version_of(kernel.requires.distribution), "why_not": why,
-                            "requires": availability.requirements(kernel), "promise": str(kernel.promise), "refused": refused})
-        self.send("described", machine=describe_machine(self.device), kernels=kernels)
+            kernels.append({
+                "name": kernel.name, "version": version_of(kernel.requires.distribution), "why_not": why,
+                "imports": kernel.requires.entry, "requires": availability.requirements(kernel), "promise": str(kernel.promise),
+                "refused": refused})
+        self.send("described", device=str(self.device), machine=describe_machine(self.device), kernels=kernels)
 
     def probe(self, name: str) -> None:
         """Import one kernel's package: answer why that fails, and why it has a none arm alone. Both "" if neither."""

@@ -46,10 +46,13 @@ def summary(records: list[Record]) -> str:
     """Counts of verdicts, and the reasons of skipped arms, each once."""
     counts = {verdict: sum(record.verdict is verdict for record in records) for verdict in Verdict}
     lines = [", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count) or "nothing ran"]
-    skipped: dict[str, list[str]] = {}
+    skipped: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.verdict is Verdict.SKIPPED:
-            skipped.setdefault(f"{record.arm}: {reason(record)}", []).append(record.case)
-    lines += [f"SKIPPED {why} ({len(cases)} case{'s' if len(cases) > 1 else ''})" for why, cases in skipped.items()]
+            skipped.setdefault((record.kernel, reason(record)), []).append(record)
+    for (kernel, why), group in skipped.items():
+        sources = "/".join(dict.fromkeys(record.source for record in group))
+        cases = len({record.case for record in group})
+        lines.append(f"SKIPPED {kernel}/{sources}: {why} ({cases} case{'s' if cases > 1 else ''})")
     lines += [f"note: {record.arm} on {record.case}: {record.note}" for record in records if record.note]
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from harness.verdicts import SOURCES, Verdict
 from reports.frame import frame
 
 COLOURS = {Verdict.PASSED: "green", Verdict.SKIPPED: "dim", Verdict.VACUOUS: "yellow"}
+UNQUANTISED = "unquantised relative error"  # the key of Record.extra
 CONTRACTS = {
     "kernel": "sum of the CUDA kernels of one call (torch.profiler), + the kernels that derive topk_length, apart",
     "span": "CUDA events around derivation and call, launch hidden",
@@ -77,6 +78,9 @@ def legend(records: list[Record]) -> str:
     common = labels(list(dict.fromkeys(record.case for record in records)))[0]
     lines = [f"every case: {common}"] if common else []
     lines.append("margin: largest error over budget against the reference (above 1 fails)")
+    distances = [record.extra[UNQUANTISED] for record in records if UNQUANTISED in record.extra]
+    if distances:
+        lines.append(f"fp8: out is {min(distances):.2g} to {max(distances):.2g} of its norm away from the unquantised case (not judged)")
     for contract in sorted({t.contract for t in times}):
         of_it = [t for t in times if t.contract == contract]
         counts = sorted({len(t.us) for t in of_it})
@@ -93,7 +97,7 @@ def terminal(records: list[Record]) -> RenderableType:
         columns = (Column(HEADINGS[0], overflow="fold"), *HEADINGS[1:])
         table = Table(*columns, title=kernel, title_justify="left", title_style="bold")
         for row in rows:
-            table.add_row(row[0], *map(_coloured, row[1:4]), *row[4:])
+            table.add_row(row[0].replace(",", ", "), *map(_coloured, row[1:4]), *row[4:])
         parts.append(table)
     return Group(*parts, Text(legend(records), style="dim"))
 

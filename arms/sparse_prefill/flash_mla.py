@@ -21,11 +21,11 @@ def flash_mla(problem: Problem) -> Launch:
 
 @sparse_prefill_kernel("flash_mla_sm100", requires=Requires(
     device="cuda", capability=((10, 0), (10, 3)), distribution=("sgl-flash-mla",), entry=ENTRY, dtypes=("bf16",),
-    heads=(64, 128), d_qk=(512,), topk_multiple=128, limits=(
+    heads=(64, 128), d_qk=(512,), topk_multiple=128, note="nobody has run this arm yet", limits=(
         Limit(("metadata",), "tail", ("live",), "an index past the length in the last block is loaded, then masked: "
               "it may leak NaN (documented upstream)"),)))
 def flash_mla_sm100(problem: Problem) -> Launch:
-    """bf16, SM100. Nobody has run this arm yet."""
+    """bf16, SM100."""
     from flash_mla import flash_mla_sparse_fwd
 
     p = problem
