@@ -60,13 +60,19 @@ def words(default: str, allowed: str, accepts: Callable[[str], bool]) -> Any:
     return _field(default, Spec(str, str, allowed, accepts))
 
 
+def shown(value: object) -> str:
+    """A value as an error message shows it: as it is, unless that would not be one line of print."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
+
+
 def check_fields(record: Any) -> None:
     """Raise CaseError for the first field that holds something its declaration does not allow."""
     for field in dataclasses.fields(record):
         spec: Spec = field.metadata["spec"]
         value = getattr(record, field.name)
         if not spec.accepts(value):
-            raise CaseError(f"{field.name}={value}: allowed is {spec.allowed}")
+            raise CaseError(f"{field.name}={shown(value)}: allowed is {spec.allowed}")
 
 
 def format_record(family: str, record: Any, canonical: bool = False) -> str:
@@ -97,7 +103,7 @@ def parse_values(record_type: type[Any], body: str, family: str) -> dict[str, An
         try:
             values[key] = spec.parse(raw)
         except ValueError:
-            raise CaseError(f"{key}={raw}: allowed is {spec.allowed}") from None
+            raise CaseError(f"{key}={shown(raw)}: allowed is {spec.allowed}") from None
     return values
 
 

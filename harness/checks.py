@@ -148,7 +148,7 @@ def lengths(source: str, length: torch.Tensor | None, exact: dict[str, torch.Ten
     """A topk_length source against the indices. exact: backscan by every implementation at hand, torch's first.
 
     backscan: equal to 1 + last index >= 0, at least 1, in every implementation. metadata: no valid entry at or past it,
-    at least backscan where the tail is negative, and max(metadata, 1) == backscan on rows packed without a hole.
+    at least backscan where the tail is -1, and max(metadata, 1) == backscan on rows without a hole.
     """
     if length is None:
         return None
@@ -161,14 +161,15 @@ def lengths(source: str, length: torch.Tensor | None, exact: dict[str, torch.Ten
     else:
         position = torch.arange(valid_entries.shape[1], device=length.device)
         past = position >= length[:, None]
-        negative_tail = ~((indices[:, 0] >= 0) & past).any(1)
-        packed = negative_tail & ((indices[:, 0] >= 0) | past).all(1)
+        count = valid_entries.sum(1)
+        plain = (indices[:, 0] >= 0).sum(1) == count  # nothing but -1 stands past the valid range
+        packed = plain & ~rows.has_holes.to(plain.device)
         problems = {
             "a valid entry lies at or past the length": (valid_entries & past).any(1),
-            "metadata < backscan": negative_tail & (length.clamp(min=1) < scan),
+            "metadata < backscan": plain & (length.clamp(min=1) < scan),
             "max(metadata, 1) != backscan on a row without holes": packed & (length.clamp(min=1) != scan),
         }
-        shorter = int((negative_tail & (scan < length)).sum())
+        shorter = int((plain & (scan < length)).sum())
         check.detail = f"{int(packed.sum())} packed rows equal backscan; backscan shorter on {shorter} rows with holes at the end"
     for problem, bad in problems.items():
         if bool(bad.any()):

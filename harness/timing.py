@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import statistics
 import tempfile
 import time
@@ -131,7 +132,8 @@ def breakdown(calls: list[list[Launched]]) -> dict[str, float]:
     per_call: dict[str, list[float]] = {}
     for number, kernels in enumerate(calls):
         for name, duration in kernels:
-            times = per_call.setdefault(name.removeprefix("void ").partition("<")[0].partition("(")[0], [0.0] * len(calls))
+            short = re.split(r"<|\((?!anonymous namespace\))", name.removeprefix("void "), maxsplit=1)[0]
+            times = per_call.setdefault(short, [0.0] * len(calls))
             times[number] += duration
     return {name: statistics.median(times) for name, times in per_call.items()}
 

@@ -1,0 +1,65 @@
+"""Hypothesis strategy for case records: draws the record only, never a tensor. Needs hypothesis, so no other module imports it."""
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from cases.sparse_prefill import ORDERS, ROWS, SINKS, TAILS, VALUES, SparsePrefillCase
+
+BORDERS = (1, 63, 64, 65, 127, 128, 129)
+"""Around one 64-key block and one pair of them, where kernels go wrong."""
+WIDTHS = (*BORDERS, 192, 255, 256, 257, 384, 512)
+
+
+def sizes(most: int, borders: tuple[int, ...] = BORDERS) -> st.SearchStrategy[int]:
+    """Integers from 1 to `most`, half of them a border."""
+    return st.sampled_from([border for border in borders if border <= most]) | st.integers(1, most)
+
+
+def _zero_or(other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """0 (the default of a rarely used key) in half of the draws."""
+    return st.just(0) | other
+
+
+@st.composite
+def sparse_prefill_cases(draw: st.DrawFn, max_work: int = 1 << 16) -> SparsePrefillCase:
+    """Any valid case with s_q * h_q * topk <= max_work, topk <= 512 and s_kv of the order of topk, so that a CPU makes it fast.
+
+    sm_scale stays where scores are neither all equal nor overflow: from 0.01 to 1.
+    """
+    topk = draw(sizes(min(512, max_work), WIDTHS))
+    h_q = draw(sizes(min(128, max_work // topk), (1, 2, 16, 64, 128)))
+    s_q = draw(sizes(min(512, max_work // (topk * h_q))))
+    rows, values = draw(st.sampled_from(ROWS)), draw(st.sampled_from(VALUES))
+    pad_rows = draw(_zero_or(st.integers(0, s_q)))
+    s_kv = draw(sizes(2048, WIDTHS))
+    requests = "-"
+    if rows == "causal":
+        requests, keys = draw(_requests(s_q - pad_rows))
+        s_kv = max(s_kv, keys)
+    return SparsePrefillCase(
+        dtype=draw(st.sampled_from(("bf16", "fp8"))), s_q=s_q, s_kv=s_kv, h_q=h_q, d_qk=draw(st.sampled_from((576, 512))),
+        topk=topk, rows=rows, requests=requests,
+        holes=draw(st.sampled_from((0.0, 0.02, 0.5, 1.0)) | st.floats(0.0, 1.0)),
+        lead=draw(_zero_or(sizes(topk))),
+        order=draw(st.sampled_from(ORDERS)), tail=draw(st.sampled_from(TAILS)), values=values,
+        peak=draw(st.just(7.0) | st.floats(0.0, 80.0)), peak_at=draw(st.sampled_from(("first", "middle", "last"))),
+        sink=draw(st.sampled_from(SINKS)),
+        sm_scale=0.0 if values == "integer" else draw(st.just(0.0) | st.floats(0.01, 1.0)),
+        index_topk=draw(_zero_or(sizes(topk))), pad_rows=pad_rows,
+        metadata_rows=draw(_zero_or(sizes(2 * s_q))), seed=draw(st.integers(0, (1 << 31) - 1)))
+
+
+@st.composite
+def _requests(draw: st.DrawFn, rows: int) -> tuple[str, int]:
+    """`requests` for a causal batch of `rows` query rows, and the kv rows that they need."""
+    if rows == 0 or draw(st.booleans()):
+        return "-", rows
+    cuts = sorted(draw(st.sets(st.integers(1, rows - 1), max_size=3))) if rows > 1 else []
+    parts, keys = [], 0
+    for start, end in zip([0, *cuts], [*cuts, rows]):
+        qo_len, cached = end - start, draw(_zero_or(sizes(600)))
+        parts.append(f"{qo_len}/{qo_len + cached}" if cached else f"{qo_len}")
+        keys += qo_len + cached
+    return "+".join(parts), keys
