@@ -6,6 +6,7 @@ described by how it rounds P and how it accumulates, which its dtype decides.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
@@ -47,21 +48,23 @@ ROUNDOFF = {
 the accumulator itself and one for the products, which are aligned to it before they are summed."""
 
 
-def p_error(p: torch.Tensor, roundoff: Roundoff) -> torch.Tensor:
-    """Bound on the relative error of rounded P: p_unit, or p_floor / P where that is more, at most 1 (P lost). Same shape as p."""
+def p_error(p: torch.Tensor, roundoff: Roundoff) -> torch.Tensor | float:
+    """Bound on the relative error of rounded P: p_unit, or p_floor / P where that is more, at most 1 (P lost). One number for
+    all of P where nothing is lost, else of p's shape."""
     if not roundoff.p_floor:
-        return torch.full_like(p, roundoff.p_unit)
-    return (roundoff.p_floor / p.clamp(min=roundoff.p_floor)).clamp(min=roundoff.p_unit)
+        return roundoff.p_unit
+    return (roundoff.p_floor / p.clamp(min=roundoff.p_floor)).clamp_(min=roundoff.p_unit)
 
 
-def score_error(score: torch.Tensor, spread: torch.Tensor, steps: float, unit: float) -> torch.Tensor:
-    """One-sigma error of a dot product accumulated in `steps` steps with relative error `unit` each.
+def score_sigma(score: torch.Tensor, variance: torch.Tensor, units: tuple[float, ...]) -> torch.Tensor:
+    """One-sigma error of a dot product, from the independent accumulations of both sides.
 
-    After a fraction x of the products the partial sum has mean x * score and variance x * spread^2, so the partial sums
-    have mean square score^2 / 3 + spread^2 / 2. score, spread: nats, any shape; spread = sqrt(sum (q k)^2).
+    After a fraction x of the products the partial sum has mean x * score and variance x * variance, so over the steps it
+    has mean square score^2 / 3 + variance / 2. score: nats, any shape; variance: sum (q k)^2 in nats^2; units: for each
+    side the relative error of one step times the root of the number of steps.
     """
-    error: torch.Tensor = unit * steps**0.5 * (score.square() / 3 + spread.square() / 2).sqrt()
-    return error
+    sigma = score.square().mul_(1 / 3).add_(variance, alpha=0.5).sqrt_()
+    return sigma.mul_(math.hypot(*units))
 
 
 def bf16_ulp(x: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 
 from cases.inputs import Inputs
 from cases.sparse_prefill import D_V, SCORE_COLUMNS
-from references.precision import FP32_UNIT, KAPPA, LAMBDA, OUT_UNIT, ROUNDOFF, UNDERFLOW, Roundoff, bf16_ulp, p_error, score_error
+from references.precision import FP32_UNIT, KAPPA, LAMBDA, OUT_UNIT, ROUNDOFF, UNDERFLOW, Roundoff, bf16_ulp, p_error, score_sigma
 
 MEMORY_BUDGET = {"cpu": 1 << 29, "cuda": 8 << 30}
 """Bytes of temporaries the reference uses at most; less where less than four times that is free."""
@@ -132,15 +132,16 @@ def _rows(inputs: Inputs, part: slice, dtype: torch.dtype) -> dict[str, torch.Te
     w = p / total[..., None]
     lse = highest + total.log()
 
-    spread = (positive_bmm(q.square(), k.square().mT).sqrt_() * case.scale).masked_fill_(absent, 0.0)
-    sigma, bias = _score_errors(score.masked_fill(absent, 0.0), spread, highest, case.d_qk, roundoff, dtype)
-    lse_budget = (LAMBDA * (w * sigma).square().sum(-1).sqrt() + (w * bias).sum(-1)
+    variance = positive_bmm(q.square(), k.square().mT).mul_(case.scale**2)
+    sigma, bias = _score_errors(score.masked_fill(absent, 0.0), variance, highest, case.d_qk, roundoff, dtype)
+    lse_budget = (LAMBDA * torch.linalg.vector_norm(w * sigma, dim=-1) + (w * bias).sum(-1)
                   + KAPPA * 2 * FP32_UNIT * (1 + lse.abs() + total.log()))
-    high_budget = (score + LAMBDA * sigma + bias).amax(-1) - highest
+    tolerance = bias.add_(sigma, alpha=LAMBDA)
+    high_budget = (score + tolerance).amax(-1) - highest
     v = k[..., :D_V]
     out = torch.bmm(w, v)
-    relative = p_error(p, roundoff) + torch.expm1((LAMBDA * sigma + bias).clamp(max=20.0))
-    out_budget, row_budget = _out_budgets(out, w * relative, v, lse_budget, case.topk, roundoff)
+    relative = tolerance.clamp_(max=20.0).expm1_().add_(p_error(p, roundoff))
+    out_budget, row_budget = _out_budgets(out, w.mul_(relative), v, lse_budget, case.topk, roundoff)
     out, factor = _apply_sink(out, lse, inputs.sink)
     slope = ((1 - factor) * lse_budget)[..., None] * out.abs()  # what an error of lse does to the sink's factor
     out_budget, row_budget = out_budget * factor[..., None] + slope, row_budget * factor + slope.square().sum(-1).sqrt()
@@ -159,17 +160,17 @@ def _rows(inputs: Inputs, part: slice, dtype: torch.dtype) -> dict[str, torch.Te
     }
 
 
-def _score_errors(score: torch.Tensor, spread: torch.Tensor, highest: torch.Tensor, d_qk: int, roundoff: Roundoff,
+def _score_errors(score: torch.Tensor, variance: torch.Tensor, highest: torch.Tensor, d_qk: int, roundoff: Roundoff,
                   dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Random (one sigma) and systematic error of each score, in nats, kernel and reference together."""
     steps = d_qk / roundoff.acc_step
-    kernel = score_error(score, spread, steps, roundoff.acc_unit)
-    own = score_error(score, spread, d_qk, FP32_UNIT if dtype == torch.float32 else 2.0**-53)
+    own = FP32_UNIT if dtype == torch.float32 else 2.0**-53
+    sigma = score_sigma(score, variance, (roundoff.acc_unit * steps**0.5, own * d_qk**0.5))
     # A truncating accumulator always errs towards zero: half a unit of the mean partial sum, |score| / 2, per step.
     # Then the fp32 operations from the score to exp2's argument.
-    truncation = roundoff.acc_unit / 2 * steps * score.abs() / 2
-    rounding = KAPPA * FP32_UNIT * (score.abs() + highest.abs()[..., None])
-    return (kernel.square() + own.square()).sqrt_(), truncation + rounding
+    rounding = KAPPA * FP32_UNIT
+    bias = score.abs().mul_(roundoff.acc_unit / 4 * steps + rounding).add_(highest.abs()[..., None], alpha=rounding)
+    return sigma, bias
 
 
 def _out_budgets(out: torch.Tensor, e: torch.Tensor, v: torch.Tensor, lse_budget: torch.Tensor, topk: int,

@@ -1,14 +1,16 @@
 """A run as Markdown for a pull request: the three-arm table, what each check said, early-exit numerics, sentinels, machine."""
 from __future__ import annotations
 
+import collections
 import shlex
 import statistics
 
 from harness.record import Record
 from harness.runfolder import RunInfo
-from harness.verdicts import Check, Verdict
+from harness.verdicts import Check, Verdict, worst
 from reports.table import labels, markdown_table, three_arms
 
+MANY = 6  # cases, above which a table shows one of them
 SKIP_CHECKS = ("none-vs-backscan", "none-vs-metadata", "backscan-vs-metadata")
 
 
@@ -20,15 +22,17 @@ def page(info: RunInfo, records: list[Record]) -> str:
 
 
 def launched(records: list[Record]) -> str:
-    """Contract kernel: what one call launches, by kernel name, and what the derivation takes."""
-    names = labels(list(dict.fromkeys(record.case for record in records)))[1]
+    """Contract kernel: what one call launches, by kernel name, and what the derivation takes. Of many cases, the first."""
+    timed = [record for record in records if record.time and record.time.breakdown]
+    cases = list(dict.fromkeys(record.case for record in timed))
+    shown, names = cases if len(cases) <= MANY else cases[:1], labels(cases)[1]
     rows = []
-    for record in records:
-        if record.time and record.time.breakdown:
+    for record in timed:
+        if record.case in shown and record.time:
             parts = sorted(record.time.breakdown.items(), key=lambda item: -item[1])
             derive = statistics.median(record.time.derive_us) if record.time.derive_us else 0.0
             rows.append([names[record.case], record.arm, str(record.time.kernels), f"{derive:.1f}" if derive else "",
-                         ", ".join(f"{name} {us:.1f}" for name, us in parts)])
+                         ", ".join(f"{name.strip()} {us:.1f}" for name, us in parts)])
     head = ["case", "arm", "kernels a call", "derivation, us", "the call's kernels, median us"]
     return "#### What a call launches\n\n" + markdown_table(head, rows) if rows else ""
 
@@ -64,19 +68,28 @@ def check_matrix(records: list[Record]) -> str:
     return "#### Checks\n\n" + markdown_table(["kernel", "check", "arm runs that passed", "largest margin (1 fails)"], rows) if rows else ""
 
 
+def without_seed(case: str) -> str:
+    """A case's text without its seed: cases that differ in nothing else are told together."""
+    return ",".join(part for part in case.split(",") if not part.startswith("seed=")).rstrip(":")
+
+
 def early_exit(records: list[Record]) -> str:
     """Where arms that skip and arms that walk masked pairs differ: how many elements, by how much, in which columns."""
-    names = labels(list(dict.fromkeys(record.case for record in records)))[1]
-    rows = []
+    names = labels(list(dict.fromkeys(without_seed(record.case) for record in records)))[1]
+    groups: dict[tuple[str, str, str], list[Check]] = {}
     for record in records:
         for check in record.checks:
             if check.name in SKIP_CHECKS:
-                skips = check.detail.partition(" rows skip")[0]
-                apart = ", ".join(f"{name} ULP: {count:,}" for name, count in check.ulp.items())
-                columns = next((w.removeprefix("columns ") for w in check.where if w.startswith("columns")), "")
-                rows.append([record.kernel, names[record.case], check.name, skips, f"{check.bad:,}", apart or "bitwise equal", columns,
-                             check.verdict.value])
-    head = ["kernel", "case", "arms", "rows that skip a pair", "elements that differ", "by", "columns", "verdict"]
+                groups.setdefault((record.kernel, names[without_seed(record.case)], check.name), []).append(check)
+    rows = []
+    for (kernel, case, name), checks in groups.items():
+        skips, of = (sum(int(c.detail.split()[word]) for c in checks) for word in (0, 2))
+        apart = sum((collections.Counter(c.ulp) for c in checks), collections.Counter())
+        columns = dict.fromkeys(where.removeprefix("columns ") for c in checks for where in c.where if where.startswith("columns"))
+        rows.append([kernel, case, str(len(checks)), name, f"{skips:,} of {of:,}",
+                     ", ".join(f"{count:,} by {step} ULP" for step, count in apart.items()) or "none: bitwise equal",
+                     next(iter(columns), ""), worst([c.verdict for c in checks]).value])
+    head = ["kernel", "case", "seeds", "arms", "rows that skip a pair", "elements of out that differ", "columns (first seed)", "verdict"]
     return "#### Early exit\n\n" + markdown_table(head, rows) if rows else ""
 
 
@@ -108,7 +121,11 @@ def skipped(records: list[Record]) -> str:
 
 
 def provenance(info: RunInfo) -> str:
-    """Machine, versions, command, time."""
+    """Machine, versions, command (where the folder was put aside), time."""
     machine = "; ".join(f"{key} {value}" for key, value in info.machine.items())
-    command = shlex.join(["threearm", *info.command[1:]])
-    return f"#### Where this comes from\n\n`{command}`, started {info.started}, finished {info.finished or 'not'}.  \n{machine}."
+    words = info.command[1:]
+    if "--runs" in words:
+        at = words.index("--runs")
+        words = words[:at] + words[at + 2 :]
+    return (f"#### Where this comes from\n\n`{shlex.join(['threearm', *words])}`, started {info.started}, "
+            f"finished {info.finished or 'not'}.  \n{machine}.")
