@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -25,9 +26,18 @@ def main() -> None:
     if problem:
         print(f"threearm: {problem}", file=sys.stderr)
         sys.exit(5)
-    from harness.cli import main as run
+    try:
+        from harness.cli import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `threearm run | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:  # a full disk behind stdout
+        print(f"threearm: {error}", file=sys.stderr)
+        sys.exit(5)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -144,7 +145,12 @@ KERNELS: dict[str, Kernel] = {}
 def sparse_prefill_kernel(name: str, requires: Requires = Requires(), convention: Convention = Convention(),
                           promise: SkipPromise = BITWISE, sources: dict[str, Source] | None = None,
                           ) -> Callable[[Callable[[Problem], Launch]], Callable[[Problem], Launch]]:
-    """Register the decorated function as kernel `name`. Raises ValueError if the name is taken by another file."""
+    """Register the decorated function as kernel `name`.
+
+    Raises ValueError if the name is taken by another file, or is not made of letters, digits, '_', '-' and '.'.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise ValueError(f"kernel name {name!r}: allowed are letters, digits, '_', '-' and '.'")
 
     def register(prepare: Callable[[Problem], Launch]) -> Callable[[Problem], Launch]:
         file = prepare.__code__.co_filename

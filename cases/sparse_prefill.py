@@ -92,6 +92,13 @@ class SparsePrefillCase:
             raise CaseError(f"requests={self.requests}: allowed only with rows=causal, not rows={self.rows}")
         if self.values == "integer" and self.sm_scale:
             raise CaseError(f"sm_scale={self.sm_scale!r}: values=integer is exact only with its own scale, leave it out")
+        if self.tail == "live" and self.metadata_rows not in (0, self.s_q):
+            raise CaseError(f"metadata_rows={self.metadata_rows}: with tail=live allowed is 0 or s_q, so that the length is handed over")
+        if 0 < self.sm_scale < 1e-6:
+            raise CaseError(f"sm_scale={self.sm_scale!r}: allowed is 0 (the pattern's own) or a number from 1e-06 to 10000")
+        if self.values == "peaked" and self.peak_value > 28:  # 448 times the smallest fp8 scale of the pattern (values.py)
+            least = self.peak / (SCORE_COLUMNS * 28**2)
+            raise CaseError(f"sm_scale={self.sm_scale!r}: with values=peaked,peak={self.peak!r} allowed is at least {least:.3g}")
         if self.rows == "causal":
             self._check_requests()
 
@@ -122,6 +129,11 @@ class SparsePrefillCase:
         if self.sm_scale:
             return self.sm_scale
         return math.log(2) / 16 if self.values == "integer" else float(self.d_qk**-0.5)
+
+    @property
+    def peak_value(self) -> float:
+        """values=peaked: x, so that SCORE_COLUMNS products of x * x, scaled, are `peak` nats (before the dtype rounds x)."""
+        return math.sqrt(self.peak / (SCORE_COLUMNS * self.scale))
 
     @property
     def limit(self) -> int:

@@ -18,15 +18,17 @@ def suite_names() -> list[str]:
 
 def load_suite(name: str) -> list[SparsePrefillCase]:
     """Read a suite by name, or any text file by path. Raises CaseError: unknown suite, or a bad line with its number."""
-    path = FOLDER / f"{name}.txt"
-    if not path.is_file():
-        path = Path(name)
-    if not path.is_file():
+    path = FOLDER / f"{name}.txt" if name in suite_names() else Path(name)
+    try:
+        text = path.read_text(encoding="utf-8-sig") if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise CaseError(f"suite {name[:100]!r} cannot be read: {error}") from None
+    if text is None:
         near = difflib.get_close_matches(name, suite_names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise CaseError(f"unknown suite {name!r}: {hint}suites are {', '.join(suite_names())}, or a path to a file of cases")
     cases = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         text = line.partition("#")[0].strip()
         if text:
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -28,24 +29,36 @@ class Spec:
     accepts: Callable[[Any], bool]
 
 
+def _integer(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]+", text):  # int() also takes 1_000 and other scripts' digits
+        raise ValueError(text)
+    return int(text)
+
+
+def _real(text: str) -> float:
+    if not re.fullmatch(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", text):
+        raise ValueError(text)
+    return float(text)
+
+
 def _field(default: Any, spec: Spec) -> Any:
     return dataclasses.field(default=default, metadata={"spec": spec})
 
 
 def integer(default: int, low: int, high: int) -> Any:
     """An integer field in [low, high]."""
-    return _field(default, Spec(int, str, f"an integer from {low} to {high}",
+    return _field(default, Spec(_integer, str, f"an integer from {low} to {high}",
                                 lambda v: type(v) is int and low <= v <= high))
 
 
 def integers(default: int, values: tuple[int, ...]) -> Any:
     """An integer field that takes one of a few values."""
-    return _field(default, Spec(int, str, " or ".join(map(str, values)), lambda v: type(v) is int and v in values))
+    return _field(default, Spec(_integer, str, " or ".join(map(str, values)), lambda v: type(v) is int and v in values))
 
 
 def real(default: float, low: float, high: float) -> Any:
     """A finite float field in [low, high]; written with repr, which reads back to the same bits."""
-    return _field(default, Spec(float, repr, f"a number from {low:g} to {high:g}",
+    return _field(default, Spec(_real, repr, f"a number from {low:g} to {high:g}",
                                 lambda v: type(v) is float and math.isfinite(v) and low <= v <= high))
 
 

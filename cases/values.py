@@ -91,8 +91,7 @@ def _q_rows(case: SparsePrefillCase, rows: torch.Tensor) -> torch.Tensor:
         return _bell(case, "q", rows, case.d_qk)
     q = torch.zeros(len(rows), case.d_qk, device=rows.device)
     if case.values == "peaked":
-        # SCORE_COLUMNS products of x * x give `peak` nats: x = sqrt(peak / (64 * sm_scale)), rounded by the dtype.
-        q[:, plain:] = _peak_value(case)
+        q[:, plain:] = case.peak_value
     elif case.values == "flat":
         q[:, plain:] = _small(case, "q", rows, SCORE_COLUMNS)
     else:
@@ -109,7 +108,7 @@ def _kv_rows(case: SparsePrefillCase, rows: torch.Tensor, peaks: torch.Tensor) -
     if case.values == "peaked":
         kv = _bell(case, "kv", rows, case.d_qk)
         kv[:, 0:plain:2] = 1.0
-        kv[:, plain:] = torch.isin(rows, peaks)[:, None] * _peak_value(case)
+        kv[:, plain:] = torch.isin(rows, peaks)[:, None] * case.peak_value
         return kv
     kv = _small(case, "kv", rows, case.d_qk)
     if case.values == "flat":
@@ -117,10 +116,6 @@ def _kv_rows(case: SparsePrefillCase, rows: torch.Tensor, peaks: torch.Tensor) -
     else:
         kv[:, plain:] = -below(bits(case.seed, "scores", rows, SCORE_COLUMNS), 3).float()
     return kv
-
-
-def _peak_value(case: SparsePrefillCase) -> float:
-    return math.sqrt(case.peak / (SCORE_COLUMNS * case.scale))
 
 
 def _bell(case: SparsePrefillCase, stream: str, rows: torch.Tensor, columns: int) -> torch.Tensor:

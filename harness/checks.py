@@ -147,8 +147,8 @@ def lengths(source: str, length: torch.Tensor | None, exact: dict[str, torch.Ten
             indices: torch.Tensor, rows: Rows) -> Check | None:
     """A topk_length source against the indices. exact: backscan by every implementation at hand, torch's first.
 
-    backscan: equal to 1 + last index >= 0, at least 1, in every implementation. metadata: no valid entry at or past it,
-    at least backscan where the tail is -1, and max(metadata, 1) == backscan on rows without a hole.
+    backscan: equal to 1 + last index >= 0, at least 1, in every implementation. metadata: no valid entry at or past it
+    (so it is at least backscan where the tail is -1), and max(metadata, 1) == backscan on rows without a hole.
     """
     if length is None:
         return None
@@ -166,7 +166,6 @@ def lengths(source: str, length: torch.Tensor | None, exact: dict[str, torch.Ten
         packed = plain & ~rows.has_holes.to(plain.device)
         problems = {
             "a valid entry lies at or past the length": (valid_entries & past).any(1),
-            "metadata < backscan": plain & (length.clamp(min=1) < scan),
             "max(metadata, 1) != backscan on a row without holes": packed & (length.clamp(min=1) != scan),
         }
         shorter = int((plain & (scan < length)).sum())

@@ -22,6 +22,15 @@ GRACE = 5.0
 ROOT = Path(__file__).parent.parent
 
 
+START = f"""
+import ctypes, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: when the parent is gone, so is the worker, however deep in a launch it is
+sys.path[0] = {str(ROOT)!r}  # not -m: that puts the working directory first, where anything may have the name of one of ours
+from harness.worker import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 class WorkerDied(Exception):
     """The worker is gone. verdict: CRASHED, TIMEOUT or OOM; detail: one line; arm, phase: what it was doing."""
 
@@ -64,17 +73,20 @@ class WorkerProcess:
         self.options, self.log, self.arm, self.phase = options, log, "", "start"
         self.process, self.requests, self.answers = self._spawn()
         self.buffer = b""
-        for event in self.events(start_limit):
-            if event["event"] == "ready":
-                return
-            if event["event"] == "unfit":
-                self.close()
-                raise Unfit(event["reason"])
+        try:
+            for event in self.events(start_limit):
+                if event["event"] == "ready":
+                    return
+                if event["event"] == "unfit":
+                    raise Unfit(event["reason"])
+        except BaseException:  # also an interrupt: nobody else knows of the process yet
+            self.kill()
+            raise
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], int, int]:
         to_worker, requests = os.pipe()
         answers, from_worker = os.pipe()
-        command = [self.options.python, "-m", "harness.worker", str(to_worker), str(from_worker), self.options.device,
+        command = [self.options.python, "-c", START, str(to_worker), str(from_worker), self.options.device,
                    "1" if self.options.broken else "0", *self.options.load]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         with open(self.log, "ab") as log:
@@ -89,21 +101,32 @@ class WorkerProcess:
         return process, requests, answers
 
     def ask(self, limit: float, **request: Any) -> Iterator[dict[str, Any]]:
-        """Send a request and yield its events. limit: seconds allowed between two events (each phase has its own limit)."""
+        """Send a request and yield its events; a worker that dies before the first one was "idle".
+
+        limit: seconds allowed between two events (each phase has its own limit).
+        """
+        self.arm, self.phase = "", "idle"
         with contextlib.suppress(BrokenPipeError):  # a worker that is gone is reported by events()
             os.write(self.requests, (json.dumps(request) + "\n").encode())
         return self.events(limit)
 
     def events(self, limit: float) -> Iterator[dict[str, Any]]:
         """Yield events until the caller stops. Raises WorkerDied."""
-        deadline = time.monotonic() + limit
+        allowed = limit
+        deadline = time.monotonic() + allowed
         while True:
             line = self._line()
             if line is not None:
-                event: dict[str, Any] = json.loads(line)
-                if event["event"] == "phase":
-                    self.arm, self.phase = event["arm"], event["phase"]
-                deadline = time.monotonic() + limit * PHASE_FACTOR.get(self.phase, 1.0)
+                try:
+                    event: dict[str, Any] = json.loads(line)
+                    if event["event"] == "phase":
+                        self.arm, self.phase = event["arm"], event["phase"]
+                except (ValueError, TypeError, KeyError):
+                    self.kill()
+                    raise WorkerDied(Verdict.CRASHED, f"something else wrote to the worker's descriptor in phase {self.phase}",
+                                     self.arm, self.phase) from None
+                allowed = limit * PHASE_FACTOR.get(self.phase, 1.0)
+                deadline = time.monotonic() + allowed
                 yield event
                 continue
             if self.process.poll() is not None and not self._readable():
@@ -113,9 +136,8 @@ class WorkerProcess:
                 detail = f"{self.options.memory / 2**30:.1f} GiB of memory exceeded in phase {self.phase}"
                 raise WorkerDied(Verdict.OOM, detail, self.arm, self.phase)
             if time.monotonic() > deadline:
-                waited = limit * PHASE_FACTOR.get(self.phase, 1.0)
                 self.kill()
-                raise WorkerDied(Verdict.TIMEOUT, f"no answer for {waited:.0f} s in phase {self.phase}", self.arm, self.phase)
+                raise WorkerDied(Verdict.TIMEOUT, f"no answer for {allowed:.0f} s in phase {self.phase}", self.arm, self.phase)
 
     def _readable(self) -> bool:
         return bool(select.select([self.answers], [], [], POLL)[0]) and self._fill()
@@ -143,9 +165,10 @@ class WorkerProcess:
 
     def _death(self) -> WorkerDied:
         code = self.process.wait()
+        self.kill()  # what it started may live on
         if code < 0:
-            name = signal.Signals(-code).name
-            detail = f"signal {name} in phase {self.phase}"
+            known = {number.value: number.name for number in signal.Signals}
+            detail = f"signal {known.get(-code, -code)} in phase {self.phase}"
         else:
             detail = f"exit code {code} in phase {self.phase}"
         last = log_tail(self.log)
@@ -156,16 +179,19 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        for descriptor in (self.requests, self.answers):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.requests = self.answers = -1
 
     def close(self) -> None:
         """Let the worker end by itself, then make sure of it."""
-        with contextlib.suppress(OSError):
+        if self.requests >= 0:
             os.close(self.requests)
+            self.requests = -1
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(GRACE)
         self.kill()
-        with contextlib.suppress(OSError):
-            os.close(self.answers)
 
 
 PHASE_FACTOR = {"prepare": 10.0, "import": 10.0, "first launch": 10.0, "timing": 10.0, "start": 5.0}

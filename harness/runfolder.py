@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import re
 import secrets
@@ -56,23 +57,27 @@ class RunFolder:
         return folder
 
     @staticmethod
-    def load(path: Path) -> RunFolder:
-        """Read a folder. A last line that was cut by a kill is dropped; any other bad line raises RunError with its number."""
+    def load(path: Path, repair: bool = False) -> RunFolder:
+        """Read a folder. A last line without its end, cut by a kill or still being written, does not count, and `repair`
+        takes it off the file, so that a resumed run can append. Any other bad line raises RunError with its number."""
         try:
             info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
-        except FileNotFoundError:
-            raise RunError(f"{path} is not a run folder: it has no run.json") from None
+        except OSError as error:
+            raise RunError(f"{path} is not a run folder: run.json: {error.strerror}") from None
         except msgspec.DecodeError as error:
             raise RunError(f"{path}/run.json: {error}") from None
         folder = RunFolder(path, info)
         file = path / "records.jsonl"
-        lines = file.read_bytes().split(b"\n") if file.exists() else [b""]
+        try:
+            lines = file.read_bytes().split(b"\n") if file.exists() else [b""]
+        except OSError as error:
+            raise RunError(f"{file}: {error.strerror}") from None
         for number, line in enumerate(lines[:-1], 1):
             try:
                 folder.records.append(msgspec.json.decode(line, type=Record))
             except msgspec.DecodeError as error:
                 raise RunError(f"{file} line {number}: {error}") from None
-        if lines[-1]:  # no newline at its end: cut in the middle
+        if lines[-1] and repair:
             with open(file, "r+b") as handle:
                 handle.truncate(file.stat().st_size - len(lines[-1]))
         return folder
@@ -87,6 +92,7 @@ class RunFolder:
 
     def add(self, record: Record) -> None:
         """Append one record. Raises RunError if the disk takes no more."""
+        record.extra = {name: value for name, value in record.extra.items() if math.isfinite(value)}  # JSON has no other
         if self.path is not None:
             try:
                 with open(self.path / "records.jsonl", "ab") as file:
@@ -102,7 +108,10 @@ class RunFolder:
     def finish(self) -> None:
         """Note the end in run.json."""
         self.info.finished = now()
-        self.save_info()
+        try:
+            self.save_info()
+        except OSError as error:
+            raise RunError(f"cannot write {self.path}/run.json: {error.strerror}") from None
 
 
 def now() -> str:

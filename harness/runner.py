@@ -17,14 +17,13 @@ from cases.sparse_prefill import SparsePrefillCase, parse_case
 from harness.client import WorkerDied, WorkerOptions, WorkerProcess
 from harness.record import Record, Timing
 from harness.runfolder import RunFolder
-from harness.verdicts import SOURCES, Check, Verdict, worst
+from harness.verdicts import Check, Verdict, worst
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What decides how cases are run. contract "" times nothing; timeout 0 lets it follow from the case's work."""
 
-    sources: tuple[str, ...] = SOURCES
     contract: str = ""
     samples: int = 30
     fp64: bool = False
@@ -57,26 +56,35 @@ class Runner:
         self.folder.finish()
 
     def _run_kernel(self, kernel: dict[str, Any]) -> None:
-        name, why_not = kernel["name"], kernel["why_not"]
-        none_only = ""
-        if not why_not and kernel["imports"] and self._pending(name):
-            why_not, none_only = probe(self.options, self.log, name)
+        name, why_not, none_only = kernel["name"], kernel["why_not"], ""
+        if not why_not and kernel["imports"] and self._pending(kernel):
+            try:
+                why_not, none_only = probe(self.options, self.log, name)
+            except WorkerDied as death:
+                self._add_all(kernel, death.verdict, f"importing {kernel['imports']}: {death.detail}")
+                return
         for case in self.folder.info.cases:
             skipped = dict(kernel["refused"][case])
-            for source in self.settings.sources:
+            for source in kernel["sources"]:
                 reason = why_not or skipped.get(source) or (none_only if source != "none" else "")
                 if reason:
                     skipped[source] = reason
                     self._add(Record(case, f"{name}/{source}", Verdict.SKIPPED, reason))
-            self._run_case(name, case, [source for source in self.settings.sources if source not in skipped])
+            self._run_case(name, case, [source for source in kernel["sources"] if source not in skipped])
 
-    def _pending(self, name: str) -> bool:
-        return any((case, f"{name}/{source}") not in self.finished
-                   for case in self.folder.info.cases for source in self.settings.sources)
+    def _pending(self, kernel: dict[str, Any]) -> bool:
+        return any((case, f"{kernel['name']}/{source}") not in self.finished
+                   for case in self.folder.info.cases for source in kernel["sources"])
+
+    def _add_all(self, kernel: dict[str, Any], verdict: Verdict, detail: str) -> None:
+        for case in self.folder.info.cases:
+            for source in kernel["sources"]:
+                self._add(Record(case, f"{kernel['name']}/{source}", verdict, detail))
 
     def _run_case(self, name: str, case: str, sources: list[str]) -> None:
         """One kernel on one case. An arm that ends the worker gets its verdict, and a fresh worker takes the others."""
         dead: set[str] = set()
+        idle_deaths = 0
         while True:
             todo = [source for source in sources if source not in dead]
             if all((case, f"{name}/{source}") in self.finished for source in todo):
@@ -86,6 +94,9 @@ class Runner:
                 return
             except WorkerDied as death:
                 self.worker = None
+                idle_deaths += death.phase == "idle"
+                if death.phase == "idle" and idle_deaths < 3:
+                    continue  # it died of something earlier: not this case's doing
                 source = death.arm.rpartition("/")[2]
                 record = Record(case, f"{name}/{source}", death.verdict, death.detail)
                 if source in todo and death.phase != "timing":
@@ -117,13 +128,15 @@ class Runner:
                 elif event["event"] == "untimed":
                     waiting = {arm: dataclasses.replace(r, note=f"not timed: {event['reason']}") for arm, r in waiting.items()}
                 elif event["event"] == "broken":
-                    for source in sources:
-                        self._add(Record(case, f"{name}/{source}", Verdict(event["verdict"]), event["detail"]))
+                    for arm in (f"{name}/{source}" for source in sources):
+                        known = waiting.pop(arm, Record(case, arm, Verdict.ERROR))
+                        self._add(dataclasses.replace(known, verdict=Verdict(event["verdict"]), detail=event["detail"]))
                     self._end_worker()  # it may be short of memory, or about to die
                     return
                 elif event["event"] == "done":
                     return
         except WorkerDied as death:
+            waiting = {arm: dataclasses.replace(r, note="not timed: another arm ended the worker") for arm, r in waiting.items()}
             if death.phase == "timing":
                 waiting = {arm: dataclasses.replace(r, verdict=death.verdict, detail=death.detail) for arm, r in waiting.items()}
             raise
@@ -175,7 +188,10 @@ def describe(options: WorkerOptions, cases: list[str]) -> dict[str, Any]:
 
 
 def probe(options: WorkerOptions, log: Path, name: str) -> tuple[str, str]:
-    """Import a kernel's package in a worker of its own: why it cannot run, why it has a none arm alone; "" where nothing."""
+    """Import a kernel's package in a worker of its own: why it cannot run, why it has a none arm alone; "" where nothing.
+
+    Raises WorkerDied if the import ends the process.
+    """
     worker = WorkerProcess(options, log)
     try:
         for event in worker.ask(60.0, op="probe", name=name):
@@ -183,8 +199,6 @@ def probe(options: WorkerOptions, log: Path, name: str) -> tuple[str, str]:
                 return event["problem"], event["none_only"]
             if event["event"] == "broken":
                 return event["detail"], ""
-    except WorkerDied as death:
-        return f"importing it ended the process: {death.detail}", ""
     finally:
         worker.close()
     raise AssertionError("unreachable: events() ends only by an exception")

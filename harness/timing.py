@@ -28,6 +28,10 @@ WARM_UP = 3
 HIDE_CYCLES = 200_000  # about 0.1 ms of a busy stream: more than a launch costs
 
 
+class Untimed(RuntimeError):
+    """The profiler lost records: not the arm's fault."""
+
+
 @dataclasses.dataclass
 class Timed:
     """What is timed: derive() gives the length that launch() takes."""
@@ -113,7 +117,7 @@ def _kernel_times(arms: dict[str, Timed], samples: int, flush: Callable[[], obje
         derives = [times.get(("derive", name, i), []) for i in range(samples)]
         counts = {len(kernels) for kernels in calls}
         if len(counts) != 1 or 0 in counts or len({len(d) for d in derives}) != 1:
-            raise RuntimeError(f"the profiler lost records of {name}: kernels per call {sorted(counts)}")
+            raise Untimed(f"the profiler lost records of {name}: kernels per call {sorted(counts)}")
         result[name] = Timing("kernel", "", "", [total(k) for k in calls], [total(d) for d in derives], counts.pop(), breakdown(calls))
     return result
 

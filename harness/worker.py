@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from arms.kernel import KERNELS, Kernel, load_file, load_package
+from arms.kernel import KERNELS, Kernel, load_file, load_package, normalise
 from arms.lengths import SOURCES
 from cases.counter import digest
 from cases.inputs import Inputs, make_inputs
@@ -29,12 +29,12 @@ from harness.checks import NAMES
 from harness.compare import bits_differ
 from harness.machine import describe_machine, version_of
 from harness.record import Lengths, Record
-from harness.timing import Timed, measure
+from harness.timing import Timed, Untimed, measure
 from harness.trial import ArmRun, KernelTrial, synchronize
 from harness.verdicts import Check, Verdict, worst
 from references.sparse_prefill import Expected, reference
 
-ARM_PHASES = ("prepare", "first launch", "launch")
+ARM_PHASES = ("prepare", "first launch", "launch", "timing")
 """Phases in which what happens is the arm's doing; in the others it is the harness's."""
 
 
@@ -143,7 +143,7 @@ class Worker:
 
     def _classify(self, error: Exception) -> tuple[Verdict, str]:
         """An exception's verdict: out of memory, the arm's fault, or the harness's, by the phase it came from."""
-        first = (str(error) or repr(error)).strip().splitlines()[0]
+        first = one_line(error)
         detail = f"{type(error).__name__} in phase {self.now}: {first}"
         if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or "can't allocate memory" in first:
             return Verdict.OOM, detail
@@ -175,11 +175,12 @@ class Worker:
 
         try:
             times = measure({source: timed(source) for source in sources}, contract, samples, self.device)
-        except (RuntimeError, ValueError) as error:
-            self.send("untimed", reason=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        except Untimed as error:
+            self.send("untimed", reason=str(error))
             return
         for source, timing in times.items():
-            stale = any(bool(bits_differ(a, b).any()) for a, b in zip(finals[source][:1], trial.done[source].outputs[:1]))
+            last = normalise(finals[source], kernel.convention)
+            stale = any(bool(bits_differ(a, b).any()) for a, b in zip(last, trial.done[source].outputs))
             check = Check("timed-output", Verdict.FLAKY if stale else Verdict.PASSED,
                           f"out of the last timed call {'differs from' if stale else 'is'} the checked one")
             self.send("timed", arm=f"{kernel.name}/{source}", timing=dataclasses.asdict(timing), check=dataclasses.asdict(check))
@@ -206,8 +207,12 @@ def main(arguments: list[str]) -> int:
     for descriptor in (int(inbound), int(outbound)):
         os.set_inheritable(descriptor, False)
     with open(int(outbound), "w", encoding="utf-8") as out, open(int(inbound), encoding="utf-8") as incoming:
-        worker = Worker(out, device)
-        problem = _start(worker, broken == "1", files)
+        try:
+            worker = Worker(out, device)
+            problem = _start(worker, broken == "1", files)
+        except RuntimeError as error:
+            out.write(json.dumps({"event": "unfit", "reason": f"--device {device}: {one_line(error)}"}) + "\n")
+            return 0
         if problem:
             worker.send("unfit", reason=problem)
             return 0
@@ -223,7 +228,9 @@ def main(arguments: list[str]) -> int:
                 worker.send("broken", verdict=verdict.value, detail=detail)
                 if worker._is_poisoned():
                     return 3
-    return 0
+        out.flush()
+        sys.stdout.flush()
+        os._exit(0)  # the interpreter's own way out takes torch a second
 
 
 def _start(worker: Worker, broken: bool, files: list[str]) -> str:
@@ -235,12 +242,20 @@ def _start(worker: Worker, broken: bool, files: list[str]) -> str:
         try:
             load_file(path)
         except Exception as error:
-            return f"--load {path}: {type(error).__name__}: {(str(error) or repr(error)).strip().splitlines()[0]}"
+            return f"--load {path}: {type(error).__name__}: {one_line(error)}"
     try:
+        if worker.device.type not in ("cpu", "cuda"):
+            raise ValueError("only cpu and cuda")
         torch.zeros(1, device=worker.device)
     except Exception as error:
-        return f"--device {worker.device}: {str(error).strip().splitlines()[0]}"
+        return f"--device {worker.device}: {one_line(error)}"
     return ""
+
+
+def one_line(error: Exception) -> str:
+    """The first line of what it says, as text that can be written anywhere; its repr where it says nothing."""
+    text = str(error).strip() or repr(error)
+    return text.splitlines()[0].encode("utf-8", "backslashreplace").decode()
 
 
 if __name__ == "__main__":

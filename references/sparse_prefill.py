@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Iterator
 
 import torch
@@ -65,7 +64,9 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with open("/proc/meminfo", encoding="ascii") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def rows_at_once(inputs: Inputs, dtype: torch.dtype) -> int:

@@ -95,7 +95,7 @@ def terminal(records: list[Record]) -> RenderableType:
     parts: list[RenderableType] = []
     for kernel, rows in _rows(records).items():
         columns = (Column(HEADINGS[0], overflow="fold"), *HEADINGS[1:])
-        table = Table(*columns, title=kernel, title_justify="left", title_style="bold")
+        table = Table(*columns, title=Text(kernel), title_justify="left", title_style="bold")
         for row in rows:
             table.add_row(row[0].replace(",", ", "), *map(_coloured, row[1:4]), *row[4:])
         parts.append(table)

@@ -1,0 +1,137 @@
+"""The command line's options: their types, how they are read, and the one line that says what is wrong with one."""
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+
+from cases.sparse_prefill import format_case, parse_case
+from cases.suites import load_suite, override
+from cases.text import CaseError
+from harness.client import Unfit, WorkerDied, WorkerOptions, default_memory
+from harness.record import Record
+from harness.runfolder import RunError, RunFolder
+from harness.runner import Settings, describe
+from harness.verdicts import SOURCES, Verdict
+
+USAGE, NOTHING_RAN, INTERRUPTED = 2, 5, 130
+
+console = Console(width=None if sys.stdout.isatty() else 130)
+errors = Console(stderr=True, soft_wrap=True)
+
+Cases = Annotated[list[str] | None, typer.Argument(help="Case texts, family:key=value,...", show_default=False)]
+Suite = Annotated[str, typer.Option("--suite", help="A suite's name, or a file of cases.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto: cuda where there is one.")]
+Arms = Annotated[list[str] | None, typer.Option("--arm", help="kernel or kernel/source; repeat for several. Default: all available.")]
+Load = Annotated[list[Path] | None, typer.Option("--load", help="A kernel file from outside the project; repeat for several.")]
+Broken = Annotated[bool, typer.Option("--broken", help="Register the deliberately broken kernels of arms/broken.")]
+Overrides = Annotated[str, typer.Option("--set", help="key=value,... set anew on every case.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds per launch phase; 0: from the case's work.", min=0)]
+Memory = Annotated[float, typer.Option("--memory", help="GiB a worker may use; 0: 85 % of what is available.", min=0)]
+Time = Annotated[str, typer.Option("--time", help="kernel, span, wall, none, or auto: kernel on cuda, wall on cpu.")]
+Samples = Annotated[int, typer.Option("--samples", min=1, help="Timing samples per arm.")]
+Fp64 = Annotated[bool, typer.Option("--fp64", help="Compute the reference in fp64.")]
+
+
+def say(text: str, style: str = "") -> None:
+    """Plain text on stdout: neither wrapped nor coloured by what it looks like."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def fail(message: str, code: int = USAGE) -> NoReturn:
+    """One line on stderr, and the exit code."""
+    errors.print(f"threearm: {message}", style="red", highlight=False, markup=False)
+    raise typer.Exit(code)
+
+
+def read_cases(texts: list[str] | None, suite: str, settings: str) -> list[str]:
+    """The run's cases as text, in their shortest form, each once."""
+    try:
+        cases = [parse_case(text) for text in texts] if texts else load_suite(suite)
+        if settings:
+            cases = [override(case, settings) for case in cases]
+    except CaseError as error:
+        fail(str(error))
+    return list(dict.fromkeys(format_case(case) for case in cases))
+
+
+def worker_options(device: str, load: list[Path] | None, broken: bool, arms: list[str] | None, memory: float) -> WorkerOptions:
+    """How workers are to be started. A broken arm that is named brings arms/broken along."""
+    missing = next((path for path in load or () if not path.is_file()), None)
+    if missing:
+        fail(f"--load {missing}: no such file")
+    wants_broken = broken or any(arm.startswith("broken_") for arm in arms or ())
+    return WorkerOptions(device, wants_broken, tuple(str(path.resolve()) for path in load or ()),
+                         int(min(memory, 1e9) * 2**30) or default_memory())
+
+
+def ask(options: WorkerOptions, cases: list[str]) -> dict[str, Any]:
+    """The worker's description, or one line and exit 2 (asked for what is not there) or 5 (no worker can run)."""
+    try:
+        return describe(options, cases)
+    except Unfit as error:
+        fail(str(error))
+    except WorkerDied as death:
+        fail(f"no worker can run here: {death.detail}", NOTHING_RAN)
+
+
+def choose(kernels: list[dict[str, Any]], arms: list[str] | None, broken: bool = False) -> list[dict[str, Any]]:
+    """The kernels to run, each with its `sources`. Without --arm: every available one, broken ones only if asked for."""
+    if not arms:
+        available = [k for k in kernels if not k["why_not"] and (broken or not k["name"].startswith("broken_"))]
+        return [{**kernel, "sources": list(SOURCES)} for kernel in available]
+    names = {kernel["name"]: kernel for kernel in kernels}
+    wanted: dict[str, set[str]] = {}
+    for arm in arms:
+        name, slash, source = arm.partition("/")
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            fail(f"unknown kernel {name!r}: {f'did you mean {near[0]!r}? ' if near else ''}kernels are {', '.join(names)}")
+        if slash and source not in SOURCES:
+            fail(f"unknown topk_length source {source!r} in --arm {arm}: sources are {', '.join(SOURCES)}")
+        wanted.setdefault(name, set()).update({source} if slash else SOURCES)
+    return [{**names[name], "sources": [s for s in SOURCES if s in sources]} for name, sources in wanted.items()]
+
+
+def contract_for(time: str, device: str) -> str:
+    """The timing contract by name; "" for none."""
+    on_cuda = device.startswith("cuda")
+    allowed = ["auto", "none", "wall", *(["kernel", "span"] if on_cuda else [])]
+    if time not in allowed:
+        fail(f"--time {time}: allowed on {device} is {' | '.join(allowed)}")
+    return {"auto": "kernel" if on_cuda else "wall", "none": ""}.get(time, time)
+
+
+def replay_options(record: Record, options: WorkerOptions | None, plan: Settings | None) -> list[str]:
+    """What a replay line needs besides case and arm, so that it repeats what this run did."""
+    if options is None or plan is None:
+        return []
+    words = [] if options.device == "cpu" else ["--device", options.device]
+    words += [part for path in options.load for part in ("--load", path)]
+    words += ["--fp64"] if plan.fp64 else []
+    words += ["--timeout", f"{plan.timeout:g}"] if plan.timeout and record.verdict is Verdict.TIMEOUT else []
+    words += ["--memory", f"{options.memory / 2**30:g}"] if record.verdict is Verdict.OOM else []
+    in_timing = any(c.name == "timed-output" and c.verdict is record.verdict for c in record.checks) or "phase timing" in record.detail
+    return [*words, *(["--time", plan.contract, "--samples", str(plan.samples)] if in_timing else [])]
+
+
+def open_run(path: Path, repair: bool = False) -> RunFolder:
+    """Read a run folder, or one line and exit 2."""
+    try:
+        return RunFolder.load(path, repair)
+    except RunError as error:
+        fail(str(error))
+
+
+def stored_options(folder: RunFolder) -> tuple[WorkerOptions | None, Settings | None]:
+    """How a stored run was started; None where its run.json does not say."""
+    try:
+        return (msgspec.convert(folder.info.options.get("worker"), WorkerOptions),
+                msgspec.convert(folder.info.options.get("settings"), Settings))
+    except msgspec.ValidationError:
+        return None, None

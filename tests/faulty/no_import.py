@@ -1,0 +1,4 @@
+"""A file that does not import."""
+from __future__ import annotations
+
+import threearm_no_such_module  # noqa: F401

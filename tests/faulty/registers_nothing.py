@@ -1,0 +1,1 @@
+"""A file that imports and registers no kernel."""

@@ -1,0 +1,293 @@
+"""The command line: exit codes, one-line messages, what a run prints, and that its repeat line repeats."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from processes import FAULTY, ROOT, TINY, Done, threearm
+from typer.testing import CliRunner
+
+from arms.kernel import KERNELS, load_package
+from cases import load_suite, parse_case
+from cases.suites import override
+from harness import cli, options
+from harness.client import WorkerOptions
+from harness.runner import describe
+
+WRONG = str(override(parse_case(TINY), "s_q=3"))
+VACUOUS = str(override(parse_case(TINY), "sm_scale=10000.0"))  # scores whose rounding alone moves every key
+LIVE = str(override(parse_case(TINY), "tail=live"))
+
+
+def invoke(*arguments: str) -> Done:
+    """The command line in this process: for what starts no worker."""
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    return Done(result.exit_code, result.output)
+
+
+@pytest.fixture(scope="module")
+def described() -> dict[str, Any]:
+    """What a worker says of the kernels here."""
+    return describe(WorkerOptions("cpu", True, (), 1 << 33), [TINY])
+
+
+@pytest.fixture
+def asked(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands need no worker to learn of the kernels."""
+    monkeypatch.setattr(options, "describe", lambda options, cases: described)
+
+
+# --- what cannot be done is said in one line, exit 2 -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (["--suite", "smok"], "unknown suite 'smok': did you mean 'smoke'?"),
+    (["--suite", ""], "unknown suite ''"),
+    (["--suite", "x" * 5000], "suite 'xxx"),
+    ([""], "'' is not a case"),
+    (["☃"], "'☃' is not a case: it must start with 'sparse_prefill:'"),
+    (["sparse_prefill:s_q"], "'s_q' is not key=value"),
+    (["sparse_prefill:sq=3"], "unknown key 'sq' in sparse_prefill: did you mean 's_q'?"),
+    (["sparse_prefill:s_q=0"], "s_q=0: allowed is an integer from 1 to"),
+    (["sparse_prefill:s_q=1e3"], "s_q=1e3: allowed is an integer"),
+    (["sparse_prefill:s_q=" + "9" * 5000], "s_q=999"),
+    (["sparse_prefill:holes=nan"], "holes=nan: allowed is a number from 0 to 1"),
+    (["sparse_prefill:s_q=1,s_q=2"], "s_q is given twice"),
+    (["--set", "sq=3"], "unknown key 'sq'"),
+    (["--set", "topk"], "'topk' is not key=value"),
+    (["--set", "rows=ragd"], "rows=ragd: allowed is full | half"),
+    (["--time", "span"], "--time span: allowed on cpu is auto | none | wall"),
+    (["--time", "fast"], "--time fast: allowed on cpu is"),
+    (["--arm", "torch_block"], "unknown kernel 'torch_block': did you mean 'torch_blocks'?"),
+    (["--arm", ""], "unknown kernel ''"),
+    (["--arm", "torch_blocks/metdata"], "unknown topk_length source 'metdata' in --arm torch_blocks/metdata"),
+    (["--arm", "torch_blocks/"], "unknown topk_length source ''"),
+    (["--load", "no_such_file.py"], "--load no_such_file.py: no such file"),
+    (["--load", "."], "--load .: no such file"),
+    (["--resume", "no_such_run"], "no_such_run is not a run folder"),
+    (["--resume", __file__], "is not a run folder"),
+    (["--runs", __file__, TINY], f"cannot write the run folder {__file__}/"),
+])
+@pytest.mark.usefixtures("asked")
+def test_a_mistake_is_one_line(arguments: list[str], told: str) -> None:
+    done = invoke("run", "--device", "cpu", *arguments)
+    assert done.code == 2, done.text
+    assert told in done.text
+    assert len(done.lines) == 1 or done.lines[0].startswith("Usage:")
+
+
+@pytest.mark.parametrize("arguments", [
+    ["run", "--no-such-option"], ["run", "--samples", "many"], ["run", "--samples", "1.5"], ["run", "--samples", "0"],
+    ["run", "--samples", "-1"], ["run", "--timeout", "-1"], ["run", "--timeout", "nan"], ["run", "--memory", "-1"],
+    ["run", "--memory", "nan"], ["no_such_command"], ["replay", TINY], ["replay"], ["report"], ["run", "--suite"], [],
+])
+def test_usage_errors(arguments: list[str]) -> None:
+    assert invoke(*arguments).code == 2
+
+
+def test_endless_memory_is_no_traceback() -> None:
+    """It may be refused, or taken for what it says."""
+    with contextlib.suppress(typer.Exit):
+        assert cli.worker_options("cpu", None, False, None, math.inf).memory > 1 << 30
+
+
+def suite(path: Path, content: bytes) -> str:
+    (path / "a suite.txt").write_bytes(content)
+    return str(path / "a suite.txt")
+
+
+@pytest.mark.parametrize("content", [
+    b"# cases\r\n\r\nsparse_prefill:s_q=3 # three\r\nsparse_prefill:s_q=4\r\n",
+    b"\xef\xbb\xbf# cases\nsparse_prefill:s_q=3\nsparse_prefill:s_q=4",
+    b"sparse_prefill:s_q=3\nsparse_prefill: s_q = 4 \nsparse_prefill:s_q=3",
+], ids=["CRLF", "BOM", "twice"])
+@pytest.mark.usefixtures("asked")
+def test_suites_that_can_be_read(tmp_path: Path, content: bytes) -> None:
+    assert cli.read_cases(None, suite(tmp_path, content), "") == ["sparse_prefill:s_q=3", "sparse_prefill:s_q=4"]
+
+
+@pytest.mark.parametrize(("content", "told"), [
+    (b"", "holds no case"),
+    (b"# nothing\n", "holds no case"),
+    (b"\n# a comment\nsparse_prefill:s_q=x\n", "a suite.txt line 3: s_q=x: allowed is an integer"),
+    (b"\xff\xfe\x00", "a suite.txt"),
+], ids=["empty", "comment", "bad line", "no text"])
+@pytest.mark.usefixtures("asked")
+def test_suites_that_cannot_be_read(tmp_path: Path, content: bytes, told: str) -> None:
+    done = invoke("run", "--device", "cpu", "--suite", suite(tmp_path, content))
+    assert done.code == 2
+    assert told in done.text
+    assert len(done.lines) == 1
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    pytest.param(["--device", "cuda"], "--device cuda: ", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
+    (["--device", "nonsense"], "nonsense"),
+    (["--device", "meta"], "meta"),
+    (["--device", "cpu", "--load", str(FAULTY / "no_import.py")], "ModuleNotFoundError: No module named 'threearm_no_such_module'"),
+])
+def test_what_a_worker_cannot_do_is_one_line(arguments: list[str], told: str) -> None:
+    done = threearm("list", TINY, *arguments)
+    assert done.code == 2, done.text
+    assert told in done.text
+    assert len(done.lines) == 1
+
+
+# --- arms, list -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("asked")
+def test_arms_lists_every_kernel_and_why_not() -> None:
+    load_package("arms.sparse_prefill")
+    load_package("arms.broken")
+    done = invoke("arms", "--broken", "--device", "cpu")
+    assert done.code == 0
+    words = done.text.split()
+    assert [name for name in KERNELS if name not in words] == []
+    flat = " ".join(done.text.replace("│", " ").split())
+    assert "no: needs a cuda" in flat
+    assert "kernel/none, kernel/backscan, kernel/metadata" in flat
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+def test_list_parses_back(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch, canonical: bool) -> None:
+    cases = load_suite("edge")
+    kernels = [{**kernel, "refused": {str(case): {} for case in cases}} for kernel in described["kernels"]]
+    monkeypatch.setattr(options, "describe", lambda options, cases: {**described, "kernels": kernels})
+    done = invoke("list", "--suite", "edge", "--device", "cpu", *(["--canonical"] if canonical else []))
+    assert done.code == 0
+    printed = [line for line in done.lines if not line.startswith(" ")]
+    assert [parse_case(line) for line in printed] == list(dict.fromkeys(cases))
+    assert all(("seed=" in line) == canonical for line in printed if "seed" not in str(parse_case(line)))
+
+
+@pytest.mark.usefixtures("asked")
+def test_list_names_arms_and_why_not() -> None:
+    done = invoke("list", TINY, "--device", "cpu", "--arm", "torch_blocks/none", "--arm", "torch_blocks/none", "--arm", "flash_mla/none")
+    assert done.lines == [TINY, "  torch_blocks/none", "  flash_mla/none  SKIPPED: needs a cuda device, this is cpu"]
+
+
+def test_naming_a_broken_kernel_registers_it() -> None:
+    assert cli.worker_options("cpu", None, False, ["broken_negated/none"], 0.0).broken
+    assert not cli.worker_options("cpu", None, False, ["torch_blocks"], 0.0).broken
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Wrong:
+    """A run with an arm that is wrong, loaded from a path with spaces; and its folder."""
+
+    done: Done
+    folder: Path
+
+    @property
+    def repeat(self) -> str:
+        """The first repeat line."""
+        return next(line for line in self.done.lines if "repeat: " in line).partition("repeat: ")[2]
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Wrong:
+    path = tmp_path_factory.mktemp("a ☃ folder")
+    shutil.copy(FAULTY / "wrong_head.py", path / "wrong head.py")
+    runs = path / "the runs"
+    done = threearm("run", WRONG, "--load", str(path / "wrong head.py"), "--arm", "wrong_head", "--device", "cpu", "--time", "none",
+                    "--runs", str(runs))
+    return Wrong(done, next(runs.iterdir()))
+
+
+def test_a_wrong_arm_is_told_in_full(wrong: Wrong) -> None:
+    assert wrong.done.code == 1
+    text = wrong.done.text
+    assert f"FAILED  wrong_head/none  {WRONG}" in text
+    assert "FAILED   reference  out: error is " in text
+    assert "margins: out " in text
+    assert "where: heads 1 (1 of 2)" in text
+    assert "where: rows all 3" in text
+    first = next(line.split() for line in wrong.done.lines if line.strip().startswith("[0, 1, 0]"))
+    assert [first[3], first[5], first[7]] == ["want", "got", "budget"]
+    assert float(first[6]) == 0.0
+    assert "3 FAILED" in text
+    assert f"records: {wrong.folder}" in text
+
+
+def test_the_repeat_line_repeats(wrong: Wrong) -> None:
+    words = shlex.split(wrong.repeat)
+    assert words[:2] == ["threearm", "replay"]
+    again = threearm(*words[1:])
+    assert again.code == 1
+    first = [line for line in wrong.done.lines if line.strip().startswith("[0, 1, ")][:5]
+    assert first
+    assert [line for line in again.lines if line.strip().startswith("[0, 1, ")][:5] == first
+    assert wrong.repeat in again.text
+
+
+def test_report_tells_the_same(wrong: Wrong) -> None:
+    shown = threearm("report", str(wrong.folder))
+    assert shown.code == 1
+    assert shown.text.strip() == wrong.done.text.strip()
+
+
+def test_report_failures(wrong: Wrong) -> None:
+    shown = invoke("report", "--failures", str(wrong.folder))
+    assert shown.code == 1
+    assert shown.text.count("repeat: ") == 3
+    assert wrong.repeat in shown.text
+
+
+def test_report_markdown(wrong: Wrong) -> None:
+    shown = invoke("report", "--markdown", str(wrong.folder))
+    assert shown.code == 1
+    assert any(line.startswith("|") and line.count("FAILED") == 3 for line in shown.lines)
+
+
+def test_vacuous_and_skipped_arms(tmp_path: Path) -> None:
+    """Of the live case, metadata alone is run; the other two are listed with the reason."""
+    done = threearm("run", VACUOUS, LIVE, "--arm", "torch_blocks", "--device", "cpu", "--samples", "2", "--runs", str(tmp_path))
+    assert done.code == 4
+    assert "VACUOUS  reference  an all-zero out would pass" in done.text
+    assert any(line.startswith("SKIPPED torch_blocks/none") and "tail=live: only an arm that is given the length" in line
+               for line in done.lines)
+    assert "1 PASSED, 2 SKIPPED, 3 VACUOUS" in done.lines
+
+
+def test_nothing_ran(tmp_path: Path) -> None:
+    done = threearm("run", TINY, "--arm", "flash_mla", "--device", "cpu", "--runs", str(tmp_path))
+    assert done.code == 5
+    assert any(line.startswith("SKIPPED flash_mla/none") and "needs a cuda device, this is cpu" in line for line in done.lines)
+
+
+# --- other packages of the same names ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A folder with somebody else's package `cases`."""
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "cases" / "__init__.py").write_text("raise RuntimeError('somebody else')\n")
+    return tmp_path
+
+
+def test_a_package_that_shadows_is_named(foreign: Path) -> None:
+    done = threearm("list", TINY, prefix=("-m", "threearm"), cwd=foreign, PYTHONPATH=f"{foreign}:{ROOT}")
+    assert done.code == 5
+    assert len(done.lines) == 1
+    assert "'cases'" in done.text
+    assert str(foreign / "cases") in done.text
+
+
+def test_a_folder_with_such_a_package_can_be_worked_in(foreign: Path) -> None:
+    """The command comes from its own folder, and so must its workers, wherever it is called."""
+    done = threearm("list", TINY, "--device", "cpu", prefix=(str(ROOT / "threearm.py"),), cwd=foreign)
+    assert done.code == 0, done.text
