@@ -15,12 +15,12 @@ check: .venv/installed-test
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv || { echo "on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install -qq --upgrade pip
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable .
 	touch $@
 
 .venv/installed-test: .venv/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev]' triton
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[test,dev]' triton
 	touch $@
 
 .PHONY: run test check

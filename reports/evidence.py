@@ -32,8 +32,8 @@ def launched(records: list[Record]) -> str:
             parts = sorted(record.time.breakdown.items(), key=lambda item: -item[1])
             derive = statistics.median(record.time.derive_us) if record.time.derive_us else 0.0
             rows.append([names[record.case], record.arm, str(record.time.kernels), f"{derive:.1f}" if derive else "",
-                         ", ".join(f"{name.strip()} {us:.1f}" for name, us in parts)])
-    head = ["case", "arm", "kernels a call", "derivation, us", "the call's kernels, median us"]
+                         ", ".join(f"{name.strip()} {us:.1f}" for name, us in parts), record.time.clocks])
+    head = ["case", "arm", "kernels a call", "derivation, us", "the call's kernels, median us", "clocks around the case's timing"]
     return "#### What a call launches\n\n" + markdown_table(head, rows) if rows else ""
 
 

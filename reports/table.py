@@ -2,17 +2,20 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pandas as pd
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from cases.sparse_prefill import SparsePrefillCase
 from harness.record import Record
 from harness.verdicts import SOURCES, Verdict
 from reports.frame import frame
 
 COLOURS = {Verdict.PASSED: "green", Verdict.SKIPPED: "dim", Verdict.VACUOUS: "yellow"}
+DEFAULTS = SparsePrefillCase()
 UNQUANTISED = "unquantised relative error"  # the key of Record.extra
 CONTRACTS = {
     "kernel": "sum of the CUDA kernels of one call (torch.profiler), + the kernels that derive topk_length, apart",
@@ -27,11 +30,14 @@ def short(case: str) -> str:
 
 
 def labels(cases: list[str]) -> tuple[str, dict[str, str]]:
-    """What all cases share, and for each case the rest. Of one case, everything is its own."""
+    """What all cases share, and for each case the rest (its defaults, where it has none). Of one case, everything is its own."""
     keys = {case: [part for part in case.partition(":")[2].split(",") if part] for case in cases}
     shared = set.intersection(*map(set, keys.values())) if len(cases) > 1 else set()
     common = ",".join(part for part in keys[cases[0]] if part in shared) if cases else ""
-    return common, {case: ",".join(part for part in parts if part not in shared) or "(defaults)" for case, parts in keys.items()}
+    own = {case: [part for part in parts if part not in shared] for case, parts in keys.items()}
+    differing = list(dict.fromkeys(part.partition("=")[0] for parts in own.values() for part in parts))
+    plain = ",".join(f"{key}={getattr(DEFAULTS, key)}" for key in differing) or "(defaults)"
+    return common, {case: ",".join(parts) or plain for case, parts in own.items()}
 
 
 def cell(row: pd.Series) -> str:
@@ -87,7 +93,15 @@ def legend(records: list[Record]) -> str:
         samples = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         lines.append(f"time in ms: contract {contract}: {CONTRACTS[contract]}; median [quartiles] of {samples} samples, "
                      f"{of_it[0].order}, {of_it[0].cache}")
+    slowed = sum(throttled(t.clocks) for t in times)
+    if slowed:
+        lines.append(f"clocks: {slowed} of {len(times)} arms were timed while the GPU was throttled; compare only within a row")
     return "\n".join(lines)
+
+
+def throttled(clocks: str) -> bool:
+    """Whether the throttle reasons before or after a timing name more than an idle GPU (bit 0)."""
+    return any(int(reasons, 16) & ~1 for reasons in re.findall(r"0x[0-9a-f]+", clocks))
 
 
 def terminal(records: list[Record]) -> RenderableType:

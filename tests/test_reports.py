@@ -65,7 +65,7 @@ def test_one_case_keeps_its_own() -> None:
 
 def test_a_case_of_what_is_shared_alone_is_the_default_one() -> None:
     plain = "sparse_prefill:s_q=32,topk=512"
-    assert table.labels([ONE, plain])[1] == {ONE: "rows=full", plain: "(defaults)"}
+    assert table.labels([ONE, plain])[1] == {ONE: "rows=full", plain: "rows=full"}
     assert table.labels(["sparse_prefill:"])[1] == {"sparse_prefill:": "(defaults)"}
 
 
