@@ -178,11 +178,14 @@ class Worker:
         except Untimed as error:
             self.send("untimed", reason=str(error))
             return
+        if len({outputs[0].data_ptr() for outputs in finals.values()}) < len(finals):  # one buffer for all arms: the last one's is left
+            finals = {source: tuple(x.clone() for x in launch(trial.done[source].length)) for source in finals}
         for source, timing in times.items():
             last = normalise(finals[source], kernel.convention)
-            stale = any(bool(bits_differ(a, b).any()) for a, b in zip(last, trial.done[source].outputs))
+            stale = [name for name, a, b in zip(NAMES, last, trial.done[source].outputs) if bool(bits_differ(a, b).any())]
             check = Check("timed-output", Verdict.FLAKY if stale else Verdict.PASSED,
-                          f"out of the last timed call {'differs from' if stale else 'is'} the checked one")
+                          f"{' and '.join(stale)} of the last timed call differ from the checked ones" if stale
+                          else "the last timed call gave what was checked")
             self.send("timed", arm=f"{kernel.name}/{source}", timing=dataclasses.asdict(timing), check=dataclasses.asdict(check))
 
 

@@ -209,6 +209,14 @@ def test_a_reused_output_buffer_hides_no_flakiness(tmp_path: Path) -> None:
     assert checks["run-to-run"] is Verdict.FLAKY
 
 
+def test_a_right_kernel_with_one_buffer_is_not_accused(tmp_path: Path) -> None:
+    case = "sparse_prefill:dtype=fp8,s_q=3,s_kv=400,h_q=1,d_qk=512,topk=384,rows=short"
+    outcome = carry_out(tmp_path, "late.py", ("keeps_its_buffer",), [case], Settings(contract="wall", samples=3))
+    assert outcome.verdicts("keeps_its_buffer", case) == [Verdict.PASSED] * 3
+    skipping = {check.name: check for check in outcome.arms("keeps_its_buffer", case)[2].checks}["none-vs-metadata"]
+    assert skipping.bad > 0
+
+
 def test_packages_that_are_not_as_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "threearm_test_dying.py").write_text("import os\nos._exit(4)\n")
     (tmp_path / "threearm_test_raising.py").write_text("raise ImportError('libcudart.so.99: no such file')\n")
