@@ -86,6 +86,12 @@ class Requires:
     limits: tuple[Limit, ...] = ()
     note: str = ""
 
+    def __post_init__(self) -> None:
+        if self.device not in ("any", "cpu", "cuda"):
+            raise ValueError(f"device={self.device!r}: allowed are any, cpu, cuda")
+        if not set(self.dtypes) <= {"bf16", "fp8"}:
+            raise ValueError(f"dtypes={self.dtypes!r}: allowed are bf16 and fp8")
+
 
 @dataclasses.dataclass(frozen=True)
 class Convention:
@@ -102,6 +108,9 @@ class SkipPromise:
     Rows in which nothing is skipped are bitwise equal. In the others, elements may differ by at most max_ulp bf16 ULP,
     only in columns [columns), at most max_share of those elements (see `allowance`), and, with `none_nearer_zero`, always
     so that the arm that processes the masked pairs is the one nearer zero. max_ulp=0 is bitwise equality.
+
+    within_budget promises nothing of the kind: the arms are only held to be within two budgets of each other, as a kernel
+    that splits its work by topk_length needs.
     """
 
     max_ulp: int = 0
@@ -109,6 +118,7 @@ class SkipPromise:
     max_share: float = 0.0
     none_nearer_zero: bool = False
     pair: int = 128
+    within_budget: bool = False
 
     def allowance(self, elements: int) -> float:
         """How many of `elements` may differ: max_share of them, and eight standard deviations of such a count."""
@@ -116,6 +126,8 @@ class SkipPromise:
         return expected + 8 * math.sqrt(expected)
 
     def __str__(self) -> str:
+        if self.within_budget:
+            return "within two budgets (its arms are not bitwise equal)"
         if not self.max_ulp:
             return "bitwise"
         return (f"{self.max_ulp} bf16 ULP, columns {self.columns[0]}..{self.columns[1] - 1}, at most {self.max_share:.2%} of them, "
@@ -178,6 +190,8 @@ def load_file(path: str) -> list[str]:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise FileNotFoundError(f"{path} is not a Python file")
+    if str(Path(path).parent) not in sys.path:
+        sys.path.append(str(Path(path).parent))  # modules beside the file can be imported
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -189,6 +203,8 @@ def load_file(path: str) -> list[str]:
 
 def normalise(outputs: Outputs, convention: Convention) -> Outputs:
     """Outputs in the harness's convention: natural-log statistics, lse +inf for a row without a valid key."""
+    if not isinstance(outputs, (tuple, list)) or len(outputs) != 3:
+        raise ValueError(f"a launch must return (out, max_logits, lse), this one returned {type(outputs).__name__}")
     out, max_logits, lse = outputs
     if convention.empty_lse != math.inf:
         sentinel = torch.isnan(lse) if math.isnan(convention.empty_lse) else lse == convention.empty_lse

@@ -20,6 +20,7 @@ ORDERS = ("shuffled", "ascending", "descending")
 TAILS = ("pad", "wild", "live")
 VALUES = ("normal", "peaked", "flat", "integer", "large", "poison")
 SINKS = ("none", "normal", "mixed")
+SCALES = ("pow2", "any")
 
 _REQUEST = re.compile(r"[1-9]\d{0,8}(/[1-9]\d{0,8})?")
 
@@ -67,6 +68,8 @@ class SparsePrefillCase:
     """values=peaked: nats by which one key stands above the rest."""
     peak_at: str = choice("first", ("first", "middle", "last"))
     """values=peaked: where in the row that key stands."""
+    scales: str = choice("pow2", SCALES)
+    """fp8: per-tensor scales that are powers of two, or not. The patterns of exact values have powers of two only."""
     sink: str = choice("none", SINKS)
     """attn_sink: not given, bell-shaped, or mixed with -inf, +inf and large values."""
     sm_scale: float = _real_or_auto(0.0)
@@ -92,6 +95,8 @@ class SparsePrefillCase:
             raise CaseError(f"requests={self.requests}: allowed only with rows=causal, not rows={self.rows}")
         if self.values == "integer" and self.sm_scale:
             raise CaseError(f"sm_scale={self.sm_scale!r}: values=integer is exact only with its own scale, leave it out")
+        if self.scales == "any" and (self.dtype != "fp8" or self.values not in ("normal", "large", "poison")):
+            raise CaseError("scales=any: allowed only with dtype=fp8 and values=normal, large or poison")
         if self.tail == "live" and self.metadata_rows not in (0, self.s_q):
             raise CaseError(f"metadata_rows={self.metadata_rows}: with tail=live allowed is 0 or s_q, so that the length is handed over")
         if 0 < self.sm_scale < 1e-6:

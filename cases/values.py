@@ -25,10 +25,17 @@ from cases.sparse_prefill import SCORE_COLUMNS, SparsePrefillCase
 
 _CHUNK = 1 << 26  # elements made at a time
 
-# e4m3 holds up to 448. Patterns of integers are kept as they are; bell-shaped ones (|x| < 4, `large`: < 32) are
-# scaled up by a power of two. q and kv differ, so that a swapped or forgotten scale shows.
-_FP8_SCALES = {"normal": (2.0**-6, 2.0**-5), "poison": (2.0**-6, 2.0**-5), "large": (2.0**-6, 2.0**-2),
-               "peaked": (1.0, 2.0**-4), "flat": (1.0, 1.0), "integer": (1.0, 1.0)}
+# e4m3 holds up to 448. What q and kv are multiplied by before the cast; their scales are the reciprocals. Patterns of integers
+# are kept as they are; bell-shaped ones (|x| < 4, kv of `large`: < 32) are scaled up, q and kv by different factors, so that a
+# swapped or forgotten scale shows.
+_FP8_FACTORS = {"normal": (64.0, 32.0), "poison": (64.0, 32.0), "large": (64.0, 4.0), "peaked": (1.0, 16.0),
+                "flat": (1.0, 1.0), "integer": (1.0, 1.0)}
+_ANY_FACTORS = {"normal": (51.0, 23.0), "poison": (51.0, 23.0), "large": (51.0, 11.0)}
+
+
+def _reciprocal(factor: float) -> float:
+    """1 / factor as fp32 holds it, which is the scale that a kernel is given."""
+    return torch.tensor(1 / factor, dtype=torch.float32).item()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,29 +58,30 @@ def make_values(case: SparsePrefillCase, plan: RowPlan, named: torch.Tensor) -> 
     fp8 = case.dtype == "fp8"
     q_fp8 = torch.empty_like(q, dtype=torch.float8_e4m3fn) if fp8 else None
     kv_fp8 = torch.empty_like(kv, dtype=torch.float8_e4m3fn) if fp8 else None
-    q_scale, kv_scale = _FP8_SCALES[case.values] if fp8 else (1.0, 1.0)
+    factors = _ANY_FACTORS if case.scales == "any" else _FP8_FACTORS
+    q_factor, kv_factor = factors[case.values] if fp8 else (1.0, 1.0)
     peaks = torch.unique(plan.kv_start)
     for rows in _row_chunks(case.s_q * case.h_q, case.d_qk, device):
-        _store(_q_rows(case, rows), rows, q, q_fp8, q_scale)
+        _store(_q_rows(case, rows), rows, q, q_fp8, q_factor)
     for rows in _row_chunks(case.s_kv, case.d_qk, device):
-        _store(_kv_rows(case, rows, peaks), rows, kv, kv_fp8, kv_scale)
+        _store(_kv_rows(case, rows, peaks), rows, kv, kv_fp8, kv_factor)
     if case.values == "poison":
         put_nan(kv, ~named)
         if kv_fp8 is not None:
             put_nan(kv_fp8, ~named)
-    return Values(q, kv, q_fp8, kv_fp8, q_scale, kv_scale)
+    return Values(q, kv, q_fp8, kv_fp8, _reciprocal(q_factor), _reciprocal(kv_factor))
 
 
 def _row_chunks(rows: int, columns: int, device: torch.device) -> list[torch.Tensor]:
     return list(torch.arange(rows, device=device, dtype=torch.int32).split(max(1, _CHUNK // columns)))
 
 
-def _store(x: torch.Tensor, rows: torch.Tensor, bf16: torch.Tensor, fp8: torch.Tensor | None, scale: float) -> None:
+def _store(x: torch.Tensor, rows: torch.Tensor, bf16: torch.Tensor, fp8: torch.Tensor | None, factor: float) -> None:
     start, columns = int(rows[0]), x.shape[1]
     bf16.view(-1, columns)[start : start + len(rows)] = x
     if fp8 is not None:
         # From the fp32 value, not from its bf16 rounding; no value exceeds 448, so no saturation rule is involved.
-        fp8.view(-1, columns)[start : start + len(rows)] = (x / scale).to(torch.float8_e4m3fn)
+        fp8.view(-1, columns)[start : start + len(rows)] = (x * factor).to(torch.float8_e4m3fn)
 
 
 def put_nan(tensor: torch.Tensor, rows: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 """The checks on one arm's outputs: against the reference, against another arm, against the contract.
 
 Each takes tensors and returns a Check; none launches anything (trial.py does). Every check here has a broken arm in
-arms/broken that it fails; tests/test_mutants.py shows it.
+arms/broken that it fails; tests/test_broken_arms.py shows it.
 """
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def against_reference(got: Outputs, expected: Expected, rows: Rows) -> Check:
     error = torch.linalg.vector_norm(got[0].to(expected.out.dtype) - expected.out, dim=-1)
     ratios["out row norm"] = margin(error, torch.zeros_like(error), expected.row_budget)
     margins = {name: min(BIGGEST, float(ratio.max())) for name, ratio in ratios.items()}
-    worst = max(margins, key=lambda name: margins[name])
     check = Check("reference", Verdict.PASSED, margins=margins, total=sum(r.numel() for r in ratios.values()))
-    if margins[worst] > 1:
-        bad = ratios[worst] > 1
-        name = "out" if worst == "out row norm" else worst
+    wrong = {name: ratio > 1 for name, ratio in ratios.items() if margins[name] > 1}
+    if wrong:
         check.verdict = Verdict.FAILED
-        check.bad = int(bad.sum())
-        check.total = bad.numel()
-        check.detail = f"{worst}: error is {margins[worst]:.3g} times its budget"
-        check.where = localise(bad, rows)
-        if worst == "out row norm":
+        check.bad = sum(int(bad.sum()) for bad in wrong.values())
+        check.detail = "over budget: " + ", ".join(f"{name} in {int(bad.sum()):,} of {bad.numel():,}" for name, bad in wrong.items())
+        # Told where most of it shows; a row's norm says less than its elements.
+        widest = max(wrong, key=lambda name: (name != "out row norm", float(wrong[name].float().mean())))
+        bad, name = wrong[widest], "out" if widest == "out row norm" else widest
+        check.where = [f"in {widest}:", *localise(bad, rows)]
+        if widest == "out row norm":
             bad = bad[..., None] & (ratios["out"] == ratios["out"].amax(-1, keepdim=True))
         check.first = first_elements(bad, got[NAMES.index(name)], getattr(expected, name), getattr(expected, f"{name}_budget"))
     elif could_not_fail(expected, rows):
@@ -76,14 +76,19 @@ def sentinels(got: Outputs, rows: Rows, handed: str) -> Check | None:
     if not bool(empty.any()):
         return None
     check = Check("sentinels", Verdict.PASSED, f"{int(empty.sum())} rows without a valid key, topk_length {handed}")
+    wrong = []
     for name, value, want in zip(NAMES, got, (0.0, -math.inf, math.inf)):
         bad = (value != want) & empty.view(-1, *[1] * (value.dim() - 1))
         check.total += int(empty.sum()) * value[0].numel()
-        if bool(bad.any()) and check.verdict is Verdict.PASSED:
-            check.verdict, check.bad = Verdict.FAILED, int(bad.sum())
-            check.detail = f"{name} of a row without a valid key must be {want:g}; topk_length {handed}"
+        if not bool(bad.any()):
+            continue
+        wrong.append(f"{name} is not {want:g} in {int(bad.sum()):,}")
+        check.bad += int(bad.sum())
+        if check.verdict is Verdict.PASSED:
+            check.verdict, check.where = Verdict.FAILED, localise(bad, rows)
             check.first = first_elements(bad, value, torch.full_like(value, want))
-            check.where = localise(bad, rows)
+    if wrong:
+        check.detail = f"rows without a valid key, topk_length {handed}: {'; '.join(wrong)}"
     return check
 
 
@@ -140,6 +145,22 @@ def skipping(name: str, skipped: Outputs, walked: Outputs, skips: torch.Tensor, 
     share = int(bad.sum()) / max(1, room)
     check.detail += f"; {share:.4%} of {room} elements where the promise allows it"
     check.detail += f"; promise broken: {', '.join(violated)}" if violated else f"; within the promise ({promise})"
+    return check
+
+
+def near(name: str, got: Outputs, other: Outputs, expected: Expected, rows: Rows, labels: tuple[str, str]) -> Check:
+    """Two arms within twice the reference's budgets of each other: what is left where a kernel promises no equality."""
+    check = Check(name, Verdict.PASSED, "within two budgets, as the kernel promises no equality")
+    for output, left, right in zip(NAMES, got, other):
+        budget = 2 * getattr(expected, f"{output}_budget")
+        ratio = margin(left, right.to(budget.dtype), budget)
+        check.margins[output] = min(BIGGEST, float(ratio.max()))
+        check.total += ratio.numel()
+        if check.margins[output] > 1 and check.verdict is Verdict.PASSED:
+            bad = ratio > 1
+            check.verdict, check.bad, check.where = Verdict.FAILED, int(bad.sum()), localise(bad, rows)
+            check.detail = f"{output}: the arms differ by {check.margins[output]:.3g} times two budgets"
+            check.first = first_elements(bad, left, right, budget, names=labels)
     return check
 
 

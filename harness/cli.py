@@ -5,6 +5,7 @@ import dataclasses
 import io
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -43,19 +44,20 @@ from harness.options import (
     stored_options,
     worker_options,
 )
-from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now
+from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now, revision
 from harness.runner import Runner, Settings, probe
 from harness.verdicts import SOURCES
 from reports import evidence, failure, table
 
 SHOWN_FAILURES = 10
+UNRESOLVED = 4
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Differential correctness and performance harness for sparse-attention kernels.")
 
 
 @app.command()
-def run(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, device: Device = "auto", load: Load = None,
+def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, device: Device = "auto", load: Load = None,
         broken: Broken = False, settings: Overrides = "",
         time: Time = "auto", samples: Samples = 30,
         timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False,
@@ -63,7 +65,8 @@ def run(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, device: D
         resume: Annotated[Path | None, typer.Option(help="Go on with this run folder; its own options hold.")] = None) -> None:
     """Take cases through every available arm: table, records, exit code."""
     if resume:
-        if cases or arm or load or settings or broken:
+        given = [name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE") and name != "resume"]
+        if given:
             fail("--resume goes on with the run's own cases, arms and options: give it alone")
         resume_run(resume)
     texts = read_cases(cases, suite, settings)
@@ -74,7 +77,7 @@ def run(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, device: D
     if not kernels:
         fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
     plan = Settings(contract_for(time, options.device), samples, fp64, timeout)
-    info = RunInfo(now(), sys.argv, texts, kernels, description["machine"],
+    info = RunInfo(now(), sys.argv, texts, kernels, {**description["machine"], "threearm": revision()},
                    {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(plan),
                     "unavailable": {k["name"]: k["why_not"] for k in description["kernels"] if k["why_not"]}})
     try:
@@ -123,8 +126,8 @@ def show(folder: RunFolder, options: WorkerOptions | None, plan: Settings | None
     say("  ".join(f"{key} {machine[key]}" for key in ("gpu", "gpu not used", "cpu", "driver", "torch") if key in machine), style="dim")
     console.print(table.terminal(folder.records))
     bad = [record for record in folder.records if record.verdict not in failure.HARMLESS]
-    for record in bad[:SHOWN_FAILURES]:
-        say(failure.describe(record, replay_options(record, options, plan)))
+    for text in failure.describe_all(bad[:SHOWN_FAILURES], lambda record: replay_options(record, options, plan)):
+        say(text)
     if len(bad) > SHOWN_FAILURES:
         say(f"... and {len(bad) - SHOWN_FAILURES} more that did not pass; all: threearm report {folder.path} --failures")
     say(failure.summary(folder.records))
@@ -205,16 +208,20 @@ def report(folder: Annotated[Path, typer.Argument(help="A run folder.")],
     if markdown:
         print(evidence.page(stored.info, stored.records), end="")
     elif failures:
-        for record in stored.records:
-            if record.verdict not in failure.HARMLESS:
-                say(failure.describe(record, replay_options(record, options, plan)))
+        bad = [record for record in stored.records if record.verdict not in failure.HARMLESS]
+        for text in failure.describe_all(bad, lambda record: replay_options(record, options, plan)):
+            say(text)
     else:
         show(stored, options, plan)
+    if not stored.info.finished:
+        errors.print(f"incomplete: this run has {len(stored.records)} records and has not finished", markup=False)
+        raise typer.Exit(max(exit_code(stored.records), UNRESOLVED) if exit_code(stored.records) != 1 else 1)
     raise typer.Exit(exit_code(stored.records))
 
 
 def main() -> None:
     """Entry point."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a CI job that is cancelled is told how to go on, too
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path that the terminal's encoding lacks is shown escaped

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from cases.sparse_prefill import format_case, parse_case
-from cases.suites import load_suite, override
+from cases.suites import load_suite, override, suite_names
 from cases.text import CaseError
 from harness.client import Unfit, WorkerDied, WorkerOptions, default_memory
 from harness.record import Record
@@ -56,7 +56,8 @@ def read_cases(texts: list[str] | None, suite: str, settings: str) -> list[str]:
         if settings:
             cases = [override(case, settings) for case in cases]
     except CaseError as error:
-        fail(str(error))
+        hint = next((f" (a suite of that name is run with --suite {text})" for text in texts or () if text in suite_names()), "")
+        fail(f"{error}{hint}")
     return list(dict.fromkeys(format_case(case) for case in cases))
 
 

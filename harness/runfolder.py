@@ -2,10 +2,13 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
+import importlib.metadata
 import math
 import os
 import re
 import secrets
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,7 @@ class RunFolder:
         folder = RunFolder(path, info)
         try:
             path.mkdir(parents=True)
+            folder.lock()
             folder.save_info()
         except OSError as error:
             raise RunError(f"cannot write the run folder {path}: {error.strerror}") from None
@@ -59,7 +63,7 @@ class RunFolder:
     @staticmethod
     def load(path: Path, repair: bool = False) -> RunFolder:
         """Read a folder. A last line without its end, cut by a kill or still being written, does not count, and `repair`
-        takes it off the file, so that a resumed run can append. Any other bad line raises RunError with its number."""
+        takes it off the file and locks the folder, so that a resumed run can append. Other bad lines raise RunError."""
         try:
             info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
         except OSError as error:
@@ -67,6 +71,8 @@ class RunFolder:
         except msgspec.DecodeError as error:
             raise RunError(f"{path}/run.json: {error}") from None
         folder = RunFolder(path, info)
+        if repair:
+            folder.lock()
         file = path / "records.jsonl"
         try:
             lines = file.read_bytes().split(b"\n") if file.exists() else [b""]
@@ -81,6 +87,16 @@ class RunFolder:
             with open(file, "r+b") as handle:
                 handle.truncate(file.stat().st_size - len(lines[-1]))
         return folder
+
+    def lock(self) -> None:
+        """Keep others from writing here until this process ends. Raises RunError if one does already."""
+        if self.path is None:
+            return
+        self.guard = open(self.path / "lock", "w", encoding="ascii")  # noqa: SIM115 - held open on purpose
+        try:
+            fcntl.flock(self.guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"another process is writing to {self.path}") from None
 
     def save_info(self) -> None:
         """Write run.json, by way of a temporary file, so that it is never half written."""
@@ -117,6 +133,24 @@ class RunFolder:
 def now() -> str:
     """Local time with its offset, to the second."""
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def revision() -> str:
+    """The project's version, and in a git checkout its commit and whether the tree differs from it."""
+    try:
+        version = importlib.metadata.version("threearm")
+    except importlib.metadata.PackageNotFoundError:
+        version = "not installed"
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return version
+    git = ["git", "-C", str(root)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        dirty = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return version
+    return f"{version}, commit {commit}{', changed since' if dirty else ''}"
 
 
 def exit_code(records: list[Record]) -> int:

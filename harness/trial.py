@@ -14,7 +14,7 @@ from arms.lengths import backscan, backscan_torch
 from cases.inputs import Inputs
 from cases.values import put_nan
 from harness import checks
-from harness.localise import Rows, describe_rows
+from harness.localise import Rows, describe_rows, localise
 from harness.verdicts import Check, Verdict
 from references.sparse_prefill import Expected, unquantised_out
 
@@ -62,14 +62,15 @@ class KernelTrial:
         first = bool(self.kernel.requires.entry) and (self.kernel.name, source) not in _LAUNCHED
         self.phase("first launch" if first else "launch")
         length = self.kernel.sources[source].prepare(self.inputs)()
+        handed = None if length is None else length.clone()
         outputs = self._call(launch, length)
         _LAUNCHED.add((self.kernel.name, source))
         self.phase("launch")
-        rows = describe_rows(length, self.inputs.valid_entries, self.inputs.valid)
+        rows = describe_rows(handed, self.inputs.valid_entries, self.inputs.valid)
         run = ArmRun(source, length, outputs, rows, [])
         if source == "metadata" and length is None:
             run.note = "the metadata has another row count than the batch: the guard fell back to none"
-        run.checks += self._own_checks(run, launch)
+        run.checks += self._own_checks(run, launch, handed)
         self.phase("judge")
         run.checks += self._comparisons(run, launch)
         run.extra = self._unquantised(run)
@@ -82,13 +83,11 @@ class KernelTrial:
         check_shapes(outputs, self.inputs)
         return outputs[0].clone(), outputs[1].clone(), outputs[2].clone()  # a kernel may return the same tensors every time
 
-    def _own_checks(self, run: ArmRun, launch: Launch) -> list[Check]:
-        """The arm against itself: again back to back, on poisoned memory, with unnamed keys NaN, inputs afterwards."""
-        found = [self._run_to_run(run, launch), self._written(run, launch)]
-        leak = self._nan_leak(run)
-        found += [leak] if leak else []
-        found.append(self._inputs_unchanged())
-        return found
+    def _own_checks(self, run: ArmRun, launch: Launch, handed: torch.Tensor | None) -> list[Check]:
+        """The arm against itself: back to back, on poisoned memory, after another problem, with NaN in kv; its inputs."""
+        found = [self._run_to_run(run, launch), self._written(run), self._after_another(run, launch), self._nan_leak(run),
+                 self._inputs_unchanged(run, handed)]
+        return [check for check in found if check]
 
     def _run_to_run(self, run: ArmRun, launch: Launch) -> Check:
         again = [normalise(launch(run.length), self.kernel.convention) for _ in range(REPEATS)]
@@ -102,38 +101,59 @@ class KernelTrial:
         check.detail = f"{1 + REPEATS} launches, {REPEATS} of them back to back, bitwise equal"
         return check
 
-    def _written(self, run: ArmRun, launch: Launch) -> Check:
-        with poisoned_memory():
-            outputs = self._call(launch, run.length)
+    def _written(self, run: ArmRun) -> Check:
+        with poisoned_memory():  # prepared again: its buffers may have been made there
+            outputs = self._call(self.kernel.prepare(self.problem), run.length)
         check = checks.same("written", outputs, run.outputs, run.rows, ("on poisoned memory", "before"))
         if check.verdict is Verdict.PASSED:
             check.detail = "every element written over NaN"
         return check
 
     def _nan_leak(self, run: ArmRun) -> Check | None:
-        """Fill every kv row that no valid entry names with NaN: nothing may change. None if every row is named."""
-        if bool(self.inputs.named.all()):
+        """Fill with NaN every kv row that no valid entry names, and the first and the last one, where clamped pads end up:
+        a query row that names none of them must not change. None if that leaves nothing to compare."""
+        leaked = run.outputs[0].isnan()
+        if self.inputs.case.values == "poison" and bool(leaked.any()):  # the case itself has NaN in the unnamed rows
+            return Check("nan-leak", Verdict.FAILED, "NaN of an unnamed key", bad=int(leaked.sum()), total=leaked.numel(),
+                         first=checks.first_elements(leaked, run.outputs[0], self.expected.out), where=localise(leaked, run.rows))
+        poisoned = ~self.inputs.named
+        poisoned[[0, -1]] = True
+        entries = self.inputs.indices[:, 0].clamp(0, len(poisoned) - 1).long()
+        clean = ~(poisoned[entries] & self.inputs.valid_entries).any(1)
+        if not bool(clean.any()):
             return None
-        labels = ("with NaN in unnamed keys", "before")
-        if self.inputs.case.values == "poison":  # the case itself has NaN there
-            bad = run.outputs[0].isnan()
-            check = Check("nan-leak", Verdict.FAILED if bool(bad.any()) else Verdict.PASSED, bad=int(bad.sum()), total=bad.numel())
-            check.first = checks.first_elements(bad, run.outputs[0], self.expected.out)
-            return check
         kv = self.problem.kv.clone()
-        put_nan(kv, ~self.inputs.named)
-        launch = self.kernel.prepare(dataclasses.replace(self.problem, kv=kv))
-        check = checks.same("nan-leak", self._call(launch, run.length), run.outputs, run.rows, labels)
+        put_nan(kv, poisoned)
+        outputs = self._call(self.kernel.prepare(dataclasses.replace(self.problem, kv=kv)), run.length)
+        kept = [torch.where(clean.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in zip(outputs, run.outputs)]
+        check = checks.same("nan-leak", (kept[0], kept[1], kept[2]), run.outputs, run.rows, ("with NaN in kv", "before"))
         if check.verdict is Verdict.PASSED:
-            check.detail = f"{int((~self.inputs.named).sum())} unnamed kv rows set to NaN, nothing changed"
+            check.detail = f"{int(poisoned.sum())} kv rows set to NaN, {int(clean.sum())} query rows that name none of them unchanged"
         return check
 
-    def _inputs_unchanged(self) -> Check:
+    def _after_another(self, run: ArmRun, launch: Launch) -> Check | None:
+        """Launch on the rows in reverse order, then again as before: a kernel that keeps something may bring it along."""
+        if self.inputs.case.s_q == 1:
+            return None
+        reverse = dataclasses.replace(self.problem, indices=self.problem.indices.flip(0))
+        self.kernel.prepare(reverse)(None if run.length is None else run.length.flip(0))
+        check = checks.same("after-another", self._call(launch, run.length), run.outputs, run.rows, ("after another problem", "before"))
+        if check.verdict is Verdict.PASSED:
+            check.detail = "unchanged after a launch on the rows in reverse order"
+        return check
+
+    def _inputs_unchanged(self, run: ArmRun, handed: torch.Tensor | None) -> Check:
+        """handed: a copy of topk_length as it was before the first launch."""
         now = self.inputs.digests()
         changed = [name for name in self.digests if name != "all" and now[name] != self.digests[name]]
+        fresh = make_problem(self.inputs)
+        pairs = {"topk_length": (run.length, handed), "q_scale": (self.problem.q_scale, fresh.q_scale),
+                 "kv_scale": (self.problem.kv_scale, fresh.kv_scale)}
+        changed += [name for name, (a, b) in pairs.items() if a is not None and b is not None and not torch.equal(a, b)]
         if changed:
-            return Check("inputs-unchanged", Verdict.FAILED, f"the arm wrote into {', '.join(changed)}", bad=len(changed), total=len(now))
-        return Check("inputs-unchanged", Verdict.PASSED, "inputs hash as before", total=len(now) - 1)
+            detail = f"the arm wrote into {', '.join(changed)}"
+            return Check("inputs-unchanged", Verdict.FAILED, detail, bad=len(changed), total=len(now) + 2)
+        return Check("inputs-unchanged", Verdict.PASSED, "inputs, scales and topk_length as before", total=len(now) + 2)
 
     def _comparisons(self, run: ArmRun, launch: Launch) -> list[Check]:
         """Against the reference, the contract, and the arms that ran before."""
@@ -161,6 +181,8 @@ class KernelTrial:
         mine, theirs = (-(-r.rows.length // pair) for r in (run, other))
         fewer, more = (run, other) if bool((mine <= theirs).all()) else (other, run)
         labels = tuple(f"{self.kernel.name}/{r.source}" for r in (fewer, more))
+        if self.kernel.promise.within_budget:
+            return checks.near(name, fewer.outputs, more.outputs, self.expected, run.rows, (labels[0], labels[1]))
         return checks.skipping(name, fewer.outputs, more.outputs, mine != theirs, self.kernel.promise, run.rows,
                                (labels[0], labels[1]))
 
@@ -171,6 +193,8 @@ class KernelTrial:
         full = torch.full((self.inputs.case.s_q,), self.inputs.case.topk, dtype=torch.int32, device=self.inputs.device)
         outputs = self._call(launch, full)
         rows = dataclasses.replace(run.rows, length=full.cpu().long())
+        if self.kernel.promise.within_budget:
+            return checks.near("full-width", outputs, self.done["none"].outputs, self.expected, rows, ("topk_length = topk", "none"))
         return checks.same("full-width", outputs, self.done["none"].outputs, rows, ("topk_length = topk", "none"))
 
     def _unquantised(self, run: ArmRun) -> dict[str, float]:

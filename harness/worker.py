@@ -2,7 +2,8 @@
 
 Started by harness/client.py as `python -m harness.worker IN OUT OPTIONS`, with any interpreter that has torch and the
 kernel under test. It announces what it is about to do before doing it, so that whoever holds the clock can name the
-culprit when it dies. Only OUT carries results: what a kernel prints goes to stdout and can forge nothing.
+culprit when it dies. Only OUT carries results, so what a kernel prints by accident forges nothing; a kernel that means to
+deceive runs in this process and could.
 """
 from __future__ import annotations
 
@@ -48,6 +49,8 @@ class Worker:
     def __init__(self, out: Any, device: str) -> None:
         found = "cuda" if torch.cuda.is_available() else "cpu"
         self.out, self.device, self.now = out, torch.device(found if device == "auto" else device), ""
+        if self.device.type == "cuda" and self.device.index is not None and torch.cuda.is_available():
+            torch.cuda.set_device(self.device)  # for kernels that launch on the current one
         self.case: SparsePrefillCase | None = None
         self.inputs: Inputs | None = None
         self.expected: Expected | None = None
@@ -144,7 +147,9 @@ class Worker:
     def _classify(self, error: Exception) -> tuple[Verdict, str]:
         """An exception's verdict: out of memory, the arm's fault, or the harness's, by the phase it came from."""
         first = one_line(error)
-        detail = f"{type(error).__name__} in phase {self.now}: {first}"
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+        detail = f"{type(error).__name__} in phase {self.now}: {first}{place}"
         if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or "can't allocate memory" in first:
             return Verdict.OOM, detail
         traceback.print_exc()

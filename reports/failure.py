@@ -1,7 +1,9 @@
 """How a record that did not pass is told: what, how far, where, the first elements, and the line that repeats it."""
 from __future__ import annotations
 
+import collections
 import shlex
+from collections.abc import Callable
 
 from harness.record import Record
 from harness.verdicts import Check, Verdict
@@ -15,9 +17,29 @@ def replay_line(record: Record, options: list[str]) -> str:
     return shlex.join(["threearm", "replay", record.case, "--arm", record.arm, *options])
 
 
+def shown(margin: float) -> str:
+    """A margin; 1e30 stands for NaN or infinity where a number is expected, or the other way round."""
+    return "not finite" if margin >= 1e30 else f"{margin:.3g}"
+
+
+def describe_all(records: list[Record], options: Callable[[Record], list[str]]) -> list[str]:
+    """Records in full; an arm whose findings are those of an arm before it is told in one line."""
+    texts: list[str] = []
+    seen: dict[tuple[str, str], str] = {}
+    for record in records:
+        findings = describe(record, []).replace(record.arm, "").replace(record.source, "")
+        first = seen.setdefault((record.kernel, findings), record.arm)
+        if first == record.arm:
+            texts.append(describe(record, options(record)))
+        else:
+            texts.append(f"{record.verdict.value}  {record.arm}  {record.case}\n  as {first} above\n"
+                         f"  repeat: {replay_line(record, options(record))}")
+    return texts
+
+
 def describe_check(check: Check, always: bool = False) -> list[str]:
     """A check's lines. Passing ones are one line with their margins; `always` shows their detail as well."""
-    margins = "  ".join(f"{name} {value:.3g}" for name, value in check.margins.items())
+    margins = "  ".join(f"{name} {shown(value)}" for name, value in check.margins.items())
     head = f"  {check.verdict.value:8} {check.name}"
     if check.verdict is Verdict.PASSED:
         return [f"{head}{'  margins: ' + margins if margins else ''}{'  ' + check.detail if always and check.detail else ''}"]
@@ -46,6 +68,8 @@ def summary(records: list[Record]) -> str:
     """Counts of verdicts, and the reasons of skipped arms, each once."""
     counts = {verdict: sum(record.verdict is verdict for record in records) for verdict in Verdict}
     lines = [", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count) or "nothing ran"]
+    failed = collections.Counter(c.name for r in records for c in r.checks if c.verdict not in HARMLESS)
+    lines += ["checks that did not pass: " + ", ".join(f"{name} {count}" for name, count in failed.items())] if failed else []
     skipped: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.verdict is Verdict.SKIPPED:

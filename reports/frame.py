@@ -31,7 +31,7 @@ def _row(record: Record) -> dict[str, object]:
 
 def margin(record: Record) -> float | None:
     """The largest error over budget of the reference check, or None where it did not run."""
-    return max((max(c.margins.values()) for c in record.checks if c.margins), default=None)
+    return max((max(c.margins.values()) for c in record.checks if c.name == "reference" and c.margins), default=None)
 
 
 def reason(record: Record) -> str:

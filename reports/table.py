@@ -64,8 +64,12 @@ def _rows(records: list[Record]) -> dict[str, list[list[str]]]:
         cells = [cell(arms[source]) if source in arms else "" for source in SOURCES]
         margins = [m for m in group["margin"] if not _missing(m)]
         tables.setdefault(str(kernel), []).append(
-            [names[str(case)], *cells, _ratio(arms), f"{max(margins):.2g}" if margins else ""])
+            [names[str(case)], *cells, _ratio(arms), _margin(max(margins)) if margins else ""])
     return tables
+
+
+def _margin(margin: float) -> str:
+    return "inf" if margin >= 1e30 else f"{margin:.2g}"
 
 
 def _ratio(arms: dict[str, pd.Series]) -> str:
@@ -93,6 +97,9 @@ def legend(records: list[Record]) -> str:
         samples = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         lines.append(f"time in ms: contract {contract}: {CONTRACTS[contract]}; median [quartiles] of {samples} samples, "
                      f"{of_it[0].order}, {of_it[0].cache}")
+    wild = sum(max(t.us) > 5 * pd.Series(t.us).median() for t in times)
+    if wild:
+        lines.append(f"noise: {wild} of {len(times)} arms have samples of more than five times their median; is the machine busy?")
     slowed = sum(throttled(t.clocks) for t in times)
     if slowed:
         lines.append(f"clocks: {slowed} of {len(times)} arms were timed while the GPU was throttled; compare only within a row")

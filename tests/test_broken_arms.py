@@ -10,7 +10,7 @@ import itertools
 import pytest
 from trials import run_arms
 
-import arms.broken.sparse_prefill as broken
+import arms.broken.sparse_prefill_state as broken
 from arms.kernel import KERNELS, load_package
 from harness.trial import ArmRun
 from harness.verdicts import Verdict
@@ -24,6 +24,10 @@ HOLES = "sparse_prefill:s_q=16,s_kv=300,h_q=2,rows=ragged,holes=0.1"
 SINK = "sparse_prefill:s_q=8,s_kv=300,h_q=4,rows=ragged,sink=normal"
 WILD = "sparse_prefill:s_q=8,s_kv=300,h_q=2,rows=half,tail=wild"
 LIVE = "sparse_prefill:s_q=8,s_kv=300,h_q=2,rows=half,tail=live"
+FP8 = "sparse_prefill:dtype=fp8,s_q=6,s_kv=300,h_q=2,scales=any"
+SINKS = "sparse_prefill:s_q=3,s_kv=300,h_q=128,d_qk=512,sink=normal"
+STEEP = "sparse_prefill:s_q=6,s_kv=300,h_q=2,values=large,sm_scale=0.25"
+NARROW = "sparse_prefill:s_q=6,s_kv=300,h_q=2,topk=100,rows=ragged"
 POISON = "sparse_prefill:s_q=3,s_kv=3000,h_q=2,rows=half,values=poison"
 
 CAUGHT = {
@@ -63,6 +67,13 @@ CAUGHT = {
     "race": ("run-to-run", HALF),
     "writes_its_indices": ("inputs-unchanged", HALF),
     "nan_of_unnamed_key": ("nan-leak", HALF),
+    "scales_rounded_to_powers_of_two": ("reference", FP8),
+    "sink_of_64_heads": ("reference", SINKS),
+    "no_running_maximum": ("reference", STEEP),
+    "reads_past_the_row": ("reference", NARROW),
+    "writes_its_lengths": ("inputs-unchanged", MIXED),
+    "stale_workspace": ("after-another", MIXED),
+    "loads_key_0_for_a_pad": ("nan-leak", MIXED),
 }
 """Fault: the check that must catch it, and a case that shows it. Many are caught by others as well."""
 
@@ -70,7 +81,7 @@ ONLY_IN_THE_WORKER = {"cached_after_20_launches", "wrong_shape"}
 """By the check of the timed loop's output (tests of the worker), and by refusing the outputs (below)."""
 
 EMITTED = {"reference", "sentinels", "lengths", "backscan-vs-metadata", "none-vs-metadata", "none-vs-backscan", "full-width",
-           "run-to-run", "inputs-unchanged", "written", "nan-leak"}
+           "run-to-run", "inputs-unchanged", "written", "nan-leak", "after-another"}
 CASES = sorted({text for _, text in CAUGHT.values()} | {POISON})
 
 
@@ -79,6 +90,7 @@ def launches_counted_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some faults depend on the number of the launch: it must not depend on which tests ran before."""
     monkeypatch.setattr(broken, "_launches", itertools.count())
     monkeypatch.setattr(broken, "_served", itertools.count())
+    monkeypatch.setattr(broken, "_workspace", {})
 
 
 @functools.cache

@@ -167,7 +167,7 @@ def test_statistics_are_judged_by_themselves() -> None:
     out, max_logits, lse = launch("torch_blocks", inputs_of(SMOKE[0]), "none")
     for name, outputs in {"lse": (out, max_logits, lse + 0.002), "max_logits": (out, max_logits - 0.002, lse)}.items():
         check = judged(SMOKE[0], outputs)
-        assert check.verdict is Verdict.FAILED and check.detail.startswith(f"{name}: error is ")
+        assert check.verdict is Verdict.FAILED and f"{name} in " in check.detail
         assert check.margins["out"] < 1
 
 
@@ -176,7 +176,7 @@ def test_an_error_spread_thinly_over_rows_fails_by_the_row_norm() -> None:
     expected = expected_of(SMOKE[0])
     out = (expected.out + 0.6 * expected.out_budget).bfloat16()
     check = judged(SMOKE[0], (out, expected.max_logits, expected.lse))
-    assert check.verdict is Verdict.FAILED and check.detail.startswith("out row norm")
+    assert check.verdict is Verdict.FAILED and "out row norm in " in check.detail
     assert check.margins["out"] <= 1 and check.first and check.where
 
 
@@ -194,7 +194,7 @@ def test_a_budget_that_admits_zeros_is_called_vacuous() -> None:
 
 
 def test_empty_rows_have_no_budget() -> None:
-    text = SMOKE[9]
+    text = next(case for case in SMOKE if "allpad" in case)
     assert not has_a_key(text)
     expected = expected_of(text)
     assert not bool(expected.out_budget.any()) and not bool(expected.lse_budget.any())

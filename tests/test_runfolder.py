@@ -45,6 +45,8 @@ def records_file(folder: RunFolder) -> Path:
 
 def reload(folder: RunFolder, repair: bool = False) -> RunFolder:
     assert folder.path
+    if repair:
+        folder.guard.close()  # as when the process that wrote it is gone
     return RunFolder.load(folder.path, repair)
 
 
@@ -61,6 +63,12 @@ def test_numbers_that_json_has_not_can_be_read_again(folder: RunFolder, value: f
     """An fp8 arm whose out holds a NaN has a NaN for its distance to the unquantised case."""
     folder.add(dataclasses.replace(full_record("other/none"), extra={"unquantised relative error": value}))
     assert [record.arm for record in reload(folder).records][-1] == "other/none"
+
+
+def test_a_folder_that_is_being_written_is_not_resumed(folder: RunFolder) -> None:
+    assert folder.path
+    with pytest.raises(RunError, match="another process is writing to"):
+        RunFolder.load(folder.path, repair=True)
 
 
 @pytest.mark.parametrize("keep", [1, 200, -1])

@@ -67,7 +67,7 @@ def test_exactly_one_launch_is_on_poisoned_memory_and_is_compared() -> None:
     torch.empty(64).zero_()
     check = check_named(trial.run("none"), "written")
     assert check.verdict is Verdict.FAILED and check.detail.startswith("lse differs in 1 of 12")
-    assert poisoned == [False] * 4 + [True, False]  # launch, three times again, poisoned memory, NaN in unnamed keys
+    assert poisoned == [False] * 4 + [True] + [False] * 3  # launch, again three times, poison, another problem, again, NaN in kv
 
 
 def test_full_width_is_launched_once_per_kernel_with_topk_everywhere() -> None:
@@ -79,7 +79,7 @@ def test_full_width_is_launched_once_per_kernel_with_topk_everywhere() -> None:
 
     trial, _ = trial_of(HALF, changed(note))
     names = {source: [check.name for check in trial.run(source).checks] for source in SOURCES}
-    assert given.count([384] * 6) == 1 and given.count(None) == 6 and given.count([192] * 6) == 12
+    assert given.count([384] * 6) == 1 and given.count(None) == 8 and given.count([192] * 6) == 16
     assert "full-width" in names["backscan"] and "full-width" not in names["metadata"]
 
 
@@ -93,7 +93,7 @@ def test_set_up_is_done_once_and_announced_before_the_launch() -> None:
     trial, phases = trial_of("sparse_prefill:s_q=1,s_kv=4,h_q=1,topk=4", prepare)  # every key named: no second set-up with NaN
     for source in SOURCES:
         trial.run(source)
-    assert len(made) == 1 and phases.count("prepare") == 1
+    assert len(made) == 4 and phases.count("prepare") == 1  # once for all arms, and once for each on poisoned memory
     assert phases[:2] == ["prepare", "launch"] and "judge" in phases
 
 
@@ -189,3 +189,17 @@ def test_outputs_of_another_dtype_are_refused() -> None:
         check_shapes((out.float(), max_logits, lse), inputs)
     with pytest.raises(ValueError, match=r"lse must be torch.float32 .* returned torch.float64"):
         check_shapes((out, max_logits, lse.double()), inputs)
+
+
+def test_a_kernel_that_splits_by_length_may_promise_less_than_equality() -> None:
+    """Its arms are then held to be near each other: one ULP of lse passes, one budget too many does not."""
+    def shifted(by: float) -> list[Verdict]:
+        def shift(outputs: Outputs, length: torch.Tensor | None) -> Outputs:
+            return outputs[0], outputs[1], outputs[2] + (0 if length is None else by)
+
+        trial, _ = trial_of(HALF, changed(shift), SkipPromise(within_budget=True))
+        runs = [trial.run(source) for source in SOURCES]
+        return [check_named(runs[1], name).verdict for name in ("none-vs-backscan", "full-width")]
+
+    assert shifted(1e-6) == [Verdict.PASSED] * 2
+    assert shifted(1e-3) == [Verdict.FAILED] * 2

@@ -6,7 +6,6 @@ They are registered with --broken, or when one is named with --arm, and never ot
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
 
@@ -231,64 +230,30 @@ broken_source("metadata_of_next_row", "metadata", lambda inputs: inputs.seqlens.
 broken_source("metadata_clamped_to_1", "metadata", lambda inputs: inputs.seqlens.clamp(1, 1))
 
 
-# --- memory, determinism, inputs --------------------------------------------------------------------------------------
+@broken("scales_rounded_to_powers_of_two")
+def scales_rounded_to_powers_of_two(p: Problem, length: Length) -> Outputs:
+    q_scale, kv_scale = (torch.exp2(scale.log2().ceil()) for scale in (p.q_scale, p.kv_scale))
+    return attention(dataclasses.replace(p, q_scale=q_scale, kv_scale=kv_scale), length)
 
 
-@broken("one_element_unwritten")
-def one_element_unwritten(p: Problem, length: Length) -> Outputs:
+@broken("sink_of_64_heads")
+def sink_of_64_heads(p: Problem, length: Length) -> Outputs:
+    """The second 64 heads take the first ones' sinks."""
+    if p.attn_sink is not None:
+        p = dataclasses.replace(p, attn_sink=p.attn_sink[torch.arange(len(p.attn_sink)) % 64])
+    return attention(p, length)
+
+
+@broken("no_running_maximum")
+def no_running_maximum(p: Problem, length: Length) -> Outputs:
+    """P = exp(s) overflows fp32 from 88 nats on."""
     out, max_logits, lse = attention(p, length)
-    unwritten = torch.empty_like(out)
-    out.view(-1)[-1] = unwritten.view(-1)[-1]
-    return out, max_logits, lse
+    overflows = (max_logits > 88)[..., None]
+    return out.masked_fill(overflows, math.nan), max_logits, lse
 
 
-@broken("one_head_stale")
-def one_head_stale(p: Problem, length: Length) -> Outputs:
-    out, max_logits, lse = attention(p, length)
-    stale = torch.empty_like(lse)
-    lse[:, -1] = stale[:, -1]
-    return out, max_logits, lse
-
-
-_launches = itertools.count()
-
-
-@broken("race")
-def race(p: Problem, length: Length) -> Outputs:
-    """Every third launch differs by one ULP in one element."""
-    out, max_logits, lse = attention(p, length)
-    if next(_launches) % 3 == 2:
-        out[-1, -1, -1] = next_bf16(out[-1, -1, -1:])[0]
-    return out, max_logits, lse
-
-
-@broken("writes_its_indices")
-def writes_its_indices(p: Problem, length: Length) -> Outputs:
-    """Compacts the pads of its caller's indices in place: -2 for -1, which means the same."""
-    result = attention(p, length)
-    p.indices[p.indices == -1] = -2
-    return result
-
-
-@broken("nan_of_unnamed_key")
-def nan_of_unnamed_key(p: Problem, length: Length) -> Outputs:
-    """A masked entry's row is loaded and multiplied by zero."""
-    out, max_logits, lse = attention(p, length)
-    leak = p.kv[-1, 0, : p.d_v].float() * 0 + p.kv[0, 0, : p.d_v].float() * 0
-    return (out.float() + leak).bfloat16(), max_logits, lse
-
-
-_served = itertools.count()
-
-
-@broken("cached_after_20_launches")
-def cached_after_20_launches(p: Problem, length: Length) -> Outputs:
-    """Right while it is checked; later launches return an old buffer."""
-    out, max_logits, lse = attention(p, length)
-    return (out if next(_served) % 60 < 40 else torch.zeros_like(out)), max_logits, lse
-
-
-@broken("wrong_shape")
-def wrong_shape(p: Problem, length: Length) -> Outputs:
-    out, max_logits, lse = attention(p, length)
-    return out[:, :-1], max_logits, lse
+@broken("reads_past_the_row")
+def reads_past_the_row(p: Problem, length: Length) -> Outputs:
+    """The width is rounded up to a block, and the next row's first indices are taken for this one's."""
+    more = torch.cat([p.indices[1:, :, : -p.indices.shape[2] % 64], p.indices[:1, :, : -p.indices.shape[2] % 64]])
+    return attention(dataclasses.replace(p, indices=torch.cat([p.indices, more], 2)), length)

@@ -1,6 +1,6 @@
 """A kernel that is right while it is checked and goes wrong in the timed loop, as the case's s_q says.
 
-A worker launches a prepared kernel at most 7 times an arm before it is timed, so the 30th launch is a timed one.
+A worker launches a prepared kernel at most 9 times an arm before it is timed, so the 30th launch is a timed one.
 """
 from __future__ import annotations
 
