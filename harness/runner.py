@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,16 +175,17 @@ def seconds_allowed(case: SparsePrefillCase, device: str) -> float:
 
 
 def describe(options: WorkerOptions, cases: list[str]) -> dict[str, Any]:
-    """Ask a worker for its machine and kernels. Raises Unfit or WorkerDied."""
-    worker = WorkerProcess(options, Path(os.devnull))
-    try:
-        for event in worker.ask(120.0, op="describe", cases=cases):
-            if event["event"] == "described":
-                return event
-            if event["event"] == "broken":
-                raise WorkerDied(Verdict(event["verdict"]), event["detail"], "", "describe")
-    finally:
-        worker.close()
+    """Ask a worker for its machine and kernels. Raises Unfit, or WorkerDied with the last thing the worker printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        worker = WorkerProcess(options, Path(folder) / "worker.log")
+        try:
+            for event in worker.ask(120.0, op="describe", cases=cases):
+                if event["event"] == "described":
+                    return event
+                if event["event"] == "broken":
+                    raise WorkerDied(Verdict(event["verdict"]), event["detail"], "", "describe")
+        finally:
+            worker.close()
     raise AssertionError("unreachable: events() ends only by an exception")
 
 
