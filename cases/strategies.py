@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cases.sparse_prefill import ORDERS, ROWS, SINKS, TAILS, VALUES, SparsePrefillCase
+from cases.sparse_prefill import ORDERS, ROWS, SCALES, SINKS, TAILS, VALUES, SparsePrefillCase
 
 BORDERS = (1, 63, 64, 65, 127, 128, 129)
 """Around one 64-key block and one pair of them, where kernels go wrong."""
@@ -38,8 +38,11 @@ def sparse_prefill_cases(draw: st.DrawFn, max_work: int = 1 << 16) -> SparsePref
     if rows == "causal":
         requests, keys = draw(_requests(s_q - pad_rows))
         s_kv = max(s_kv, keys)
+    dtype = draw(st.sampled_from(("bf16", "fp8")))
+    any_scale = dtype == "fp8" and values in ("normal", "large", "poison")
     return SparsePrefillCase(
-        dtype=draw(st.sampled_from(("bf16", "fp8"))), s_q=s_q, s_kv=s_kv, h_q=h_q, d_qk=draw(st.sampled_from((576, 512))),
+        dtype=dtype, scales=draw(st.sampled_from(SCALES)) if any_scale else "pow2",
+        s_q=s_q, s_kv=s_kv, h_q=h_q, d_qk=draw(st.sampled_from((576, 512))),
         topk=topk, rows=rows, requests=requests,
         holes=draw(st.sampled_from((0.0, 0.02, 0.5, 1.0)) | st.floats(0.0, 1.0)),
         lead=draw(_zero_or(sizes(topk))),

@@ -65,8 +65,8 @@ def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm
         resume: Annotated[Path | None, typer.Option(help="Go on with this run folder; its own options hold.")] = None) -> None:
     """Take cases through every available arm: table, records, exit code."""
     if resume:
-        given = [name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE") and name != "resume"]
-        if given:
+        sources = {name: context.get_parameter_source(name) for name in context.params if name != "resume"}
+        if any(source and source.name == "COMMANDLINE" for source in sources.values()):
             fail("--resume goes on with the run's own cases, arms and options: give it alone")
         resume_run(resume)
     texts = read_cases(cases, suite, settings)
@@ -215,7 +215,7 @@ def report(folder: Annotated[Path, typer.Argument(help="A run folder.")],
         show(stored, options, plan)
     if not stored.info.finished:
         errors.print(f"incomplete: this run has {len(stored.records)} records and has not finished", markup=False)
-        raise typer.Exit(max(exit_code(stored.records), UNRESOLVED) if exit_code(stored.records) != 1 else 1)
+        raise typer.Exit(exit_code(stored.records) or UNRESOLVED)
     raise typer.Exit(exit_code(stored.records))
 
 

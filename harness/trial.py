@@ -92,13 +92,15 @@ class KernelTrial:
     def _run_to_run(self, run: ArmRun, launch: Launch) -> Check:
         again = [normalise(launch(run.length), self.kernel.convention) for _ in range(REPEATS)]
         synchronize(self.inputs.device)
-        if again[0][0].data_ptr() == again[-1][0].data_ptr():  # one buffer: only the last launch is left in it
+        one_buffer = again[0][0].data_ptr() == again[-1][0].data_ptr()  # then only the last launch is left in it
+        if one_buffer:
             again = [self._call(launch, run.length) for _ in range(REPEATS)]
         for number, outputs in enumerate(again, 2):
             check = checks.same("run-to-run", outputs, run.outputs, run.rows, (f"launch {number}", "launch 1"), Verdict.FLAKY, bits=True)
             if check.verdict is not Verdict.PASSED:
                 return check
-        check.detail = f"{1 + REPEATS} launches, {REPEATS} of them back to back, bitwise equal"
+        how = "one by one, since they share a buffer" if one_buffer else "back to back"
+        check.detail = f"{1 + REPEATS} launches, {REPEATS} of them {how}, bitwise equal"
         return check
 
     def _written(self, run: ArmRun) -> Check:

@@ -105,7 +105,7 @@ def right_half_scaled(p: Problem, length: Length) -> Outputs:
 
 @broken("denominator_of_rounded_p")
 def denominator_of_rounded_p(p: Problem, length: Length) -> Outputs:
-    """The denominator loses P's rounding error of one key in 256."""
+    """Stands for a denominator summed from rounded P: lse is off by 2^-12."""
     out, max_logits, lse = attention(p, length)
     return out, max_logits, lse + 2.0**-8 / 16
 
@@ -246,7 +246,7 @@ def sink_of_64_heads(p: Problem, length: Length) -> Outputs:
 
 @broken("no_running_maximum")
 def no_running_maximum(p: Problem, length: Length) -> Outputs:
-    """P = exp(s) overflows fp32 from 88 nats on."""
+    """Stands for P = exp(s) without a maximum taken off, which overflows fp32 from 88 nats on."""
     out, max_logits, lse = attention(p, length)
     overflows = (max_logits > 88)[..., None]
     return out.masked_fill(overflows, math.nan), max_logits, lse
