@@ -1,6 +1,9 @@
 """Markers: a test that needs a GPU is skipped with the reason where there is none."""
 from __future__ import annotations
 
+import importlib
+import importlib.util
+
 import pytest
 import torch
 
@@ -25,3 +28,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             reason = why_not(marker.name)
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def interpret_triton() -> None:
+    """Without a GPU, have this process's Triton interpret kernels: its own library is bound to one way when it is first imported.
+
+    The variable does not stay set: the workers that tests start would offer the interpreted arms, which are slow.
+    """
+    if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            importlib.import_module("triton.language")
+
+
+interpret_triton()

@@ -13,12 +13,16 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from arms.lengths import SOURCES, Source
 from cases.inputs import Inputs
 from cases.sparse_prefill import D_V
+
+if TYPE_CHECKING:
+    from arms.topk import TopkKernel
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """out [s_q, h_q, 512] bf16, max_logits [s_q, h_q] fp32, lse [s_q, h_q] fp32: the order every public kernel returns."""
@@ -57,7 +61,7 @@ def make_problem(inputs: Inputs) -> Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """A documented limit of a kernel: these topk_length sources are not run on cases whose `key` holds one of `values`."""
+    """A documented limit of a kernel: the arms of these names (`sources`) are not run on cases whose `key` holds one of `values`."""
 
     sources: tuple[str, ...]
     key: str
@@ -71,7 +75,10 @@ class Requires:
 
     device: cpu, cuda or any; capability: CUDA (major, minor) pairs, () for all; distribution: pip names it may be
     installed under; entry: "module:function", whose signature also tells whether it takes topk_length;
-    dtypes, heads, d_qk: what it accepts, () for everything; topk_multiple: the width must be a multiple of this.
+    heads: what it accepts, () for everything; topk_multiple: topk (the width) must be a multiple of this.
+    sparse_prefill alone: dtypes, d_qk: what it accepts.
+    indexer_topk alone: topk_in: what it accepts, () for everything; topk_max: the most it takes, 0 for any; keys: the least
+    and most gathered keys; keys_multiple: their number must be a multiple of this; requests_max: the most requests, 0 for any.
     note: what `threearm arms` should say besides.
     """
 
@@ -83,6 +90,11 @@ class Requires:
     heads: tuple[int, ...] = ()
     d_qk: tuple[int, ...] = (512, 576)
     topk_multiple: int = 1
+    topk_in: tuple[int, ...] = ()
+    topk_max: int = 0
+    keys: tuple[int, int] = (0, 1 << 31)
+    keys_multiple: int = 1
+    requests_max: int = 0
     limits: tuple[Limit, ...] = ()
     note: str = ""
 
@@ -140,7 +152,7 @@ BITWISE = SkipPromise()
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A registered kernel. `sources` maps each topk_length source to the function that derives it."""
+    """A registered sparse-prefill kernel. `sources` maps each topk_length source to the function that derives it."""
 
     name: str
     prepare: Callable[[Problem], Launch]
@@ -149,9 +161,20 @@ class Kernel:
     promise: SkipPromise
     sources: dict[str, Source]
     file: str
+    family: str = "sparse_prefill"
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The names of its arms, in the order in which they are run."""
+        return tuple(SOURCES)
+
+    def promises(self, device: torch.device | None) -> str:
+        """One line for `threearm arms`, the same on every device."""
+        return str(self.promise)
 
 
-KERNELS: dict[str, Kernel] = {}
+KERNELS: dict[str, Kernel | TopkKernel] = {}
+"""Every registered kernel of both families, by name."""
 
 
 def sparse_prefill_kernel(name: str, requires: Requires = Requires(), convention: Convention = Convention(),
@@ -175,7 +198,7 @@ def sparse_prefill_kernel(name: str, requires: Requires = Requires(), convention
 
 
 def load_package(package: str) -> None:
-    """Import every module of a package of kernels (arms.sparse_prefill, arms.broken), so that they register."""
+    """Import every module of a package of kernels (arms.sparse_prefill, arms.indexer_topk, arms.broken), so that they register."""
     for path in sorted((Path(__file__).parent.parent / Path(*package.split("."))).glob("[a-z]*.py")):
         importlib.import_module(f"{package}.{path.stem}")
 
@@ -197,7 +220,7 @@ def load_file(path: str) -> list[str]:
     spec.loader.exec_module(module)
     added = [kernel for kernel in KERNELS if KERNELS[kernel] is not before.get(kernel)]
     if not added:
-        raise ValueError(f"{path} registers no kernel: use @sparse_prefill_kernel, see arms/ADD_ARM.md")
+        raise ValueError(f"{path} registers no kernel: use @sparse_prefill_kernel or @indexer_topk_kernel, see arms/ADD_ARM.md")
     return added
 
 

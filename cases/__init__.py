@@ -1,6 +1,9 @@
-"""What to try: case records, their text form, and (in cases.inputs, which needs torch) the tensors a case stands for."""
-from cases.sparse_prefill import SparsePrefillCase, format_case, parse_case
-from cases.suites import load_suite, suite_names
+"""What to try: case records, their text form, and (in cases.inputs and cases.indexer_inputs, which need torch) a case's tensors."""
+from cases.families import FAMILIES, Case, family_of, format_case, parse_case
+from cases.indexer_topk import IndexerTopkCase
+from cases.sparse_prefill import SparsePrefillCase
+from cases.suites import load_suite, override, suite_names
 from cases.text import CaseError
 
-__all__ = ["CaseError", "SparsePrefillCase", "format_case", "load_suite", "parse_case", "suite_names"]
+__all__ = ["FAMILIES", "Case", "CaseError", "IndexerTopkCase", "SparsePrefillCase", "family_of", "format_case", "load_suite", "override",
+           "parse_case", "suite_names"]

@@ -7,9 +7,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from typing import ClassVar
 
-from cases.text import CaseError, check_fields, choice, integer, integers, parse_fields, real, words
-from cases.text import format_record as _format_record
+from cases.text import CaseError, check_fields, choice, format_record, integer, integers, real, words
 
 FAMILY = "sparse_prefill"
 D_V = 512  # V is the first 512 columns of a kv row
@@ -38,6 +38,7 @@ def _real_or_auto(default: float) -> float:
 class SparsePrefillCase:
     """One sparse-prefill problem. Every field is a key of the text form; the default is what a left-out key means."""
 
+    family: ClassVar[str] = FAMILY
     dtype: str = choice("bf16", ("bf16", "fp8"))
     """bf16, or fp8: e4m3 q and kv with per-tensor scales, the q8kv8 layout."""
     s_q: int = integer(64, 1, 1 << 20)
@@ -150,18 +151,10 @@ class SparsePrefillCase:
         """Whether P is a power of two and V small integers, so that out is known to one ULP (values.py)."""
         return self.values in ("flat", "integer")
 
+    @property
+    def work(self) -> float:
+        """Floating-point operations of one launch that skips nothing: Q K^T over d_qk columns, P V over 512."""
+        return 2.0 * self.s_q * self.h_q * self.topk * (self.d_qk + D_V)
+
     def __str__(self) -> str:
-        return format_case(self)
-
-
-def format_case(case: SparsePrefillCase, canonical: bool = False) -> str:
-    """The text of a case; `canonical` also prints the keys that hold their default."""
-    return _format_record(FAMILY, case, canonical)
-
-
-def parse_case(text: str) -> SparsePrefillCase:
-    """Read a case text. Raises CaseError with one line: what was given, what is allowed."""
-    family, colon, body = text.strip().partition(":")
-    if not colon or family != FAMILY:
-        raise CaseError(f"{text.strip()!r} is not a case: it must start with '{FAMILY}:'")
-    return parse_fields(SparsePrefillCase, body, FAMILY)
+        return format_record(FAMILY, self)

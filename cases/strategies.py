@@ -1,10 +1,12 @@
-"""Hypothesis strategy for case records: draws the record only, never a tensor. Needs hypothesis, so no other module imports it."""
+"""Hypothesis strategies for case records: they draw the record only, never a tensor. Needs hypothesis, so no other module imports it."""
 from __future__ import annotations
 
 from typing import Any
 
 from hypothesis import strategies as st
 
+from cases import indexer_topk
+from cases.indexer_topk import IndexerTopkCase
 from cases.sparse_prefill import ORDERS, ROWS, SCALES, SINKS, TAILS, VALUES, SparsePrefillCase
 
 BORDERS = (1, 63, 64, 65, 127, 128, 129)
@@ -67,3 +69,47 @@ def _requests(draw: st.DrawFn, rows: int) -> tuple[str, int]:
         parts.append(f"{qo_len}/{qo_len + cached}" if cached else f"{qo_len}")
         keys += qo_len + cached
     return "+".join(parts), keys
+
+
+KEYS = (1, 2, 3, 5, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049, 4096, 4099)
+"""Around tiles of 64 to 256 keys and the usual topk."""
+FEW = (1, 2, 3, 4, 5, 7, 8, 9, 13)
+"""Around blocks of 4 and 8 rows."""
+
+
+@st.composite
+def indexer_topk_cases(draw: st.DrawFn, max_work: int = 1 << 20) -> IndexerTopkCase:
+    """Any valid case with num_q * s_kv * h <= max_work and at most 64 rows and 4100 keys, so that a CPU makes it fast."""
+    h = draw(st.sampled_from((32, 64)) if max_work >= 64 else st.just(32))
+    most = max(1, max_work // h)
+    s_kv = draw(sizes(min(4100, most), KEYS))
+    num_q = draw(sizes(min(64, max(1, most // s_kv)), FEW))
+    requests, rows, keys = draw(_indexer_requests(num_q, s_kv))
+    values = draw(st.sampled_from([v for v in indexer_topk.VALUES if v != "shifted" or "+" in requests]))
+    at = st.just("-")
+    if values == "plateau":
+        at = st.sampled_from(("-", "first", "last"))
+    elif values == "planted":
+        at = at | st.sets(st.sampled_from(indexer_topk.PLACES), min_size=1).map(lambda places: "+".join(sorted(places)))
+    share = st.sampled_from((0.0, 0.05, 0.5, 0.9, 0.99, 1.0)) | st.floats(0.0, 1.0)
+    return IndexerTopkCase(
+        requests=requests, topk=draw(sizes(2048, KEYS[:-2])), h=h, window=draw(st.sampled_from(indexer_topk.WINDOWS)),
+        span=draw(_zero_or(sizes(s_kv, KEYS))), order=draw(st.sampled_from(indexer_topk.ORDERS)),
+        empty=draw(st.sampled_from((0.0, 0.0, 0.3, 1.0))), pad_rows=num_q - rows, pad_keys=s_kv - keys, values=values,
+        ties=draw(st.sampled_from(indexer_topk.TIES)), weights=draw(st.sampled_from(indexer_topk.WEIGHTS)),
+        scales="pow2" if values == "bucketedge" else draw(st.sampled_from(indexer_topk.SCALES)),
+        share=draw(share), sigma=draw(st.sampled_from((1.0, 4.0, 5.0)) | st.floats(0.0, 64.0)), ulps=draw(st.integers(1, 64)),
+        at=draw(at), seed=draw(st.integers(0, (1 << 31) - 1)))
+
+
+@st.composite
+def _indexer_requests(draw: st.DrawFn, num_q: int, s_kv: int) -> tuple[str, int, int]:
+    """`requests` for at most num_q rows and s_kv keys, and the rows and keys that they have. What is left is padding."""
+    rows = draw(sizes(min(num_q, s_kv), FEW) | st.just(min(num_q, s_kv)))
+    cached = draw(st.just(s_kv - rows) | st.integers(0, s_kv - rows))
+    cuts = sorted(draw(st.sets(st.integers(1, rows - 1), max_size=3))) if rows > 1 else []
+    shares = sorted(draw(st.lists(st.integers(0, cached), min_size=len(cuts), max_size=len(cuts))))
+    parts = []
+    for start, end, low, high in zip([0, *cuts], [*cuts, rows], [0, *shares], [*shares, cached]):
+        parts.append(f"{end - start}/{end - start + high - low}")
+    return "+".join(parts), rows, rows + cached

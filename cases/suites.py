@@ -5,8 +5,8 @@ import dataclasses
 import difflib
 from pathlib import Path
 
-from cases.sparse_prefill import FAMILY, SparsePrefillCase, parse_case
-from cases.text import CaseError, parse_values
+from cases.families import Case, parse_case
+from cases.text import CaseError, check_key, read_values, split_values
 
 FOLDER = Path(__file__).parent / "suites"
 
@@ -16,7 +16,7 @@ def suite_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.txt"))
 
 
-def load_suite(name: str) -> list[SparsePrefillCase]:
+def load_suite(name: str) -> list[Case]:
     """Read a suite by name, or any text file by path. Raises CaseError: unknown suite, or a bad line with its number."""
     path = FOLDER / f"{name}.txt" if name in suite_names() else Path(name)
     try:
@@ -40,6 +40,17 @@ def load_suite(name: str) -> list[SparsePrefillCase]:
     return cases
 
 
-def override(case: SparsePrefillCase, settings: str) -> SparsePrefillCase:
+def override(case: Case, settings: str) -> Case:
     """The case with some keys set anew, from `key=value,key=value`. Raises CaseError."""
-    return dataclasses.replace(case, **parse_values(SparsePrefillCase, settings, FAMILY))
+    return override_all([case], settings)[0]
+
+
+def override_all(cases: list[Case], settings: str) -> list[Case]:
+    """The cases with some keys set anew, each in the cases whose family has it. Raises CaseError if none of theirs has."""
+    texts = split_values(settings)
+    keys = {type(case): [field.name for field in dataclasses.fields(case)] for case in cases}
+    for key in texts:
+        check_key(key, dict.fromkeys(name for names in keys.values() for name in names), " and ".join(kind.family for kind in keys))
+    values = {kind: read_values(kind, {key: raw for key, raw in texts.items() if key in names}, kind.family)
+              for kind, names in keys.items()}
+    return [dataclasses.replace(case, **values[type(case)]) for case in cases]

@@ -98,20 +98,34 @@ def format_record(family: str, record: Any, canonical: bool = False) -> str:
     return f"{family}:{','.join(parts)}"
 
 
-def parse_values(record_type: type[Any], body: str, family: str) -> dict[str, Any]:
-    """Read `key=value,...` into a dict. Raises CaseError: unknown or duplicate key, unreadable value."""
-    fields = {f.name: f for f in dataclasses.fields(record_type)}
-    values: dict[str, Any] = {}
+def split_values(body: str) -> dict[str, str]:
+    """Read `key=value,...` into a dict of texts. Raises CaseError: no `=`, or a key that is given twice."""
+    values: dict[str, str] = {}
     for part in body.split(",") if body.strip() else []:
         key, equals, raw = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise CaseError(f"{part.strip()!r} is not key=value")
-        if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise CaseError(f"unknown key {key!r} in {family}: {hint}keys are {', '.join(fields)}")
         if key in values:
             raise CaseError(f"{key} is given twice: {values[key]!r} and {raw!r}")
+        values[key] = raw
+    return values
+
+
+def check_key(key: str, keys: Iterable[str], where: str) -> None:
+    """Raise CaseError if the key is none of these. where: what they are the keys of."""
+    known = list(keys)
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise CaseError(f"unknown key {key!r} in {where}: {hint}keys are {', '.join(known)}")
+
+
+def read_values(record_type: type[Any], texts: dict[str, str], family: str) -> dict[str, Any]:
+    """Turn texts into what the fields of those names hold. Raises CaseError: unknown key, unreadable value."""
+    fields = {f.name: f for f in dataclasses.fields(record_type)}
+    values: dict[str, Any] = {}
+    for key, raw in texts.items():
+        check_key(key, fields, family)
         spec: Spec = fields[key].metadata["spec"]
         try:
             values[key] = spec.parse(raw)
@@ -122,4 +136,4 @@ def parse_values(record_type: type[Any], body: str, family: str) -> dict[str, An
 
 def parse_fields(record_type: type[R], body: str, family: str) -> R:
     """Read `key=value,...` into a record. Raises CaseError, also for values that cannot go together."""
-    return record_type(**parse_values(record_type, body, family))
+    return record_type(**read_values(record_type, split_values(body), family))

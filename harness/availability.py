@@ -5,22 +5,28 @@ import functools
 import importlib
 import importlib.util
 import inspect
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from arms.kernel import Kernel
-from cases.sparse_prefill import SparsePrefillCase
+from arms.kernel import Kernel, Requires
+from arms.topk import TopkKernel
+from cases import Case, IndexerTopkCase, SparsePrefillCase
 from harness.machine import version_of
+
+AnyKernel = Kernel | TopkKernel
+NO_LIMIT = Requires()
 
 
 @functools.cache
-def _entry_takes_length(entry: str) -> bool:
-    """Import "module:function" and see whether it has a topk_length argument. Raises what the import raises."""
+def _entry(entry: str) -> Any:
+    """Import "module:function". Raises what the import raises."""
     module, _, function = entry.partition(":")
-    return "topk_length" in inspect.signature(getattr(importlib.import_module(module), function)).parameters
+    return getattr(importlib.import_module(module), function)
 
 
-def unavailable(kernel: Kernel, device: torch.device) -> str:
+def unavailable(kernel: AnyKernel, device: torch.device) -> str:
     """Why the kernel cannot run on this device and in this environment, or "". Does not import the kernel's package."""
     need = kernel.requires
     if need.device not in ("any", device.type):
@@ -37,56 +43,103 @@ def unavailable(kernel: Kernel, device: torch.device) -> str:
     return ""
 
 
-def import_problem(kernel: Kernel) -> str:
+def import_problem(kernel: AnyKernel) -> str:
     """Import the kernel's entry point: why that fails, or "". May compile or load libraries."""
     if not kernel.requires.entry:
         return ""
     try:
-        _entry_takes_length(kernel.requires.entry)
+        _entry(kernel.requires.entry)
+        no_length(kernel)  # it reads the signature, which a function without one refuses
     except Exception as error:  # whatever a foreign package raises when it cannot be imported is the reason
         first = (str(error) or repr(error)).strip().splitlines()[0]
         return f"{kernel.requires.entry} does not import: {type(error).__name__}: {first}"
     return ""
 
 
-def refusal(kernel: Kernel, source: str, case: SparsePrefillCase) -> str:
-    """Why this arm does not take this case, or "". From declared data alone."""
+def refusal(kernel: AnyKernel, arm: str, case: Case) -> str:
+    """Why this arm does not take this case of its kernel's family, or "". From declared data alone."""
     need = kernel.requires
+    if isinstance(case, IndexerTopkCase):
+        reasons = _topk_refusals(need, arm, case)
+    else:
+        reasons = _prefill_refusals(need, arm, case)
+    return next(reasons, "")
+
+
+def _prefill_refusals(need: Requires, source: str, case: SparsePrefillCase) -> Iterator[str]:
     if case.dtype not in need.dtypes:
-        return f"takes {' or '.join(need.dtypes)}, the case is {case.dtype}"
+        yield f"takes {_any_of(need.dtypes)}, the case is {case.dtype}"
     if need.heads and case.h_q not in need.heads:
-        return f"takes h_q {' or '.join(map(str, need.heads))}, the case has {case.h_q}"
+        yield f"takes h_q {_any_of(need.heads)}, the case has {case.h_q}"
     if case.d_qk not in need.d_qk:
-        return f"takes d_qk {' or '.join(map(str, need.d_qk))}, the case has {case.d_qk}"
+        yield f"takes d_qk {_any_of(need.d_qk)}, the case has {case.d_qk}"
     if case.topk % need.topk_multiple:
-        return f"needs topk to be a multiple of {need.topk_multiple}, the case has {case.topk}"
-    for limit in need.limits:
-        if source in limit.sources and getattr(case, limit.key) in limit.values:
-            return f"{limit.key}={getattr(case, limit.key)}: {limit.reason}"
+        yield f"needs topk to be a multiple of {need.topk_multiple}, the case has {case.topk}"
+    yield from _limits(need, source, case)
     if case.tail == "live" and source != "metadata":
-        return "tail=live: only an arm that is given the length computes this case"
-    return ""
+        yield "tail=live: only an arm that is given the length computes this case"
 
 
-def no_length(kernel: Kernel) -> str:
-    """Why the kernel has a none arm alone, or "". Imports the entry point."""
-    if kernel.requires.entry and not _entry_takes_length(kernel.requires.entry):
-        return f"{kernel.requires.entry} of version {version_of(kernel.requires.distribution)} takes no topk_length"
-    return ""
+def _topk_refusals(need: Requires, arm: str, case: IndexerTopkCase) -> Iterator[str]:
+    if need.heads and case.h not in need.heads:
+        yield f"takes h {_any_of(need.heads)}, the case has {case.h}"
+    if need.topk_in and case.topk not in need.topk_in:
+        yield f"takes topk {_any_of(need.topk_in)}, the case has {case.topk}"
+    if need.topk_max and case.topk > need.topk_max:
+        yield f"takes topk up to {need.topk_max}, the case has {case.topk}"
+    if case.topk % need.topk_multiple:
+        yield f"needs topk to be a multiple of {need.topk_multiple}, the case has {case.topk}"
+    if not need.keys[0] <= case.s_kv <= need.keys[1]:
+        yield f"takes {need.keys[0]} to {need.keys[1]} keys, the case has {case.s_kv}"
+    if case.s_kv % need.keys_multiple:
+        yield f"needs the keys to be a multiple of {need.keys_multiple}, the case has {case.s_kv}"
+    if need.requests_max and len(case.request_lengths) > need.requests_max:
+        yield f"takes {need.requests_max} request(s), the case has {len(case.request_lengths)}"
+    yield from _limits(need, arm, case)
 
 
-def requirements(kernel: Kernel) -> str:
+def _limits(need: Requires, arm: str, case: Case) -> Iterator[str]:
+    for limit in need.limits:
+        if arm in limit.sources and getattr(case, limit.key) in limit.values:
+            yield f"{limit.key}={getattr(case, limit.key)}: {limit.reason}"
+
+
+def _any_of(values: tuple[object, ...]) -> str:
+    return " or ".join(map(str, values))
+
+
+def no_length(kernel: AnyKernel) -> str:
+    """Why a kernel of sparse_prefill has a none arm alone, or "". Imports the entry point."""
+    entry = kernel.requires.entry
+    if isinstance(kernel, TopkKernel) or not entry or "topk_length" in inspect.signature(_entry(entry)).parameters:
+        return ""
+    return f"{entry} of version {version_of(kernel.requires.distribution)} takes no topk_length"
+
+
+def requirements(kernel: AnyKernel) -> str:
     """What the kernel requires, in one line."""
     need = kernel.requires
-    parts = [need.device if need.device != "any" else "any device", "/".join(need.dtypes)]
+    topk = isinstance(kernel, TopkKernel)
+    parts = [need.device if need.device != "any" else "any device", *([] if topk else ["/".join(need.dtypes)])]
     if need.capability:
         parts.append("SM" + "/".join(f"{a}{b}" for a, b in need.capability))
     if need.heads:
-        parts.append(f"h_q {'/'.join(map(str, need.heads))}")
+        parts.append(f"{'h' if topk else 'h_q'} {'/'.join(map(str, need.heads))}")
     if need.d_qk != (512, 576):
         parts.append(f"d_qk {'/'.join(map(str, need.d_qk))}")
+    if need.topk_in:
+        parts.append(f"topk {'/'.join(map(str, need.topk_in))}")
+    if need.topk_max:
+        parts.append(f"topk up to {need.topk_max}")
     if need.topk_multiple > 1:
         parts.append(f"topk % {need.topk_multiple} == 0")
+    if need.keys != NO_LIMIT.keys:
+        parts.append(f"{need.keys[0]} to {need.keys[1]} keys")
+    if need.keys_multiple > 1:
+        parts.append(f"keys % {need.keys_multiple} == 0")
+    if need.requests_max:
+        parts.append("one request" if need.requests_max == 1 else f"up to {need.requests_max} requests")
     if need.distribution:
         parts.append(f"pip {need.distribution[0]}")
     return ", ".join([*parts, *([need.note] if need.note else [])])
+

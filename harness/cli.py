@@ -8,13 +8,13 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from cases.sparse_prefill import format_case, parse_case
+from cases import family_of, format_case, parse_case
 from harness.client import Unfit, WorkerDied, WorkerOptions
 from harness.options import (
     INTERRUPTED,
@@ -45,9 +45,8 @@ from harness.options import (
     worker_options,
 )
 from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now, revision
-from harness.runner import Runner, Settings, probe
-from harness.verdicts import SOURCES
-from reports import evidence, failure, table
+from harness.runner import Runner, Settings, cases_of, probe
+from reports import cells, evidence, failure, table
 
 SHOWN_FAILURES = 10
 UNRESOLVED = 4
@@ -73,13 +72,13 @@ def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm
     options = worker_options(device, load, broken, arm, memory)
     description = ask(options, texts)
     options = dataclasses.replace(options, device=description["device"])
-    kernels = choose(description["kernels"], arm, broken)
+    kernels = choose(description["kernels"], texts, arm, broken)
     if not kernels:
         fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
     plan = Settings(contract_for(time, options.device), samples, fp64, timeout)
     info = RunInfo(now(), sys.argv, texts, kernels, {**description["machine"], "threearm": revision()},
                    {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(plan),
-                    "unavailable": {k["name"]: k["why_not"] for k in description["kernels"] if k["why_not"]}})
+                    "unavailable": {k["name"]: k["why_not"] for k in description["kernels"] if k["why_not"] and cases_of(k, texts)}})
     try:
         folder = RunFolder.create(runs, info)
     except RunError as error:
@@ -98,13 +97,13 @@ def resume_run(path: Path) -> NoReturn:
 
 def execute(folder: RunFolder, options: WorkerOptions, plan: Settings) -> NoReturn:
     """Run, show the table and what failed, and exit."""
-    total = len(folder.info.cases) * sum(len(kernel["sources"]) for kernel in folder.info.kernels)
+    total = sum(len(cases_of(kernel, folder.info.cases)) * len(kernel["arms"]) for kernel in folder.info.kernels)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=total)
 
         def progress(case: str, arm: str, phase: str) -> None:
-            bar.update(task, completed=len(folder.records), description=f"{arm}  {phase}  {table.short(case)[:50]}")
+            bar.update(task, completed=len(folder.records), description=f"{arm}  {phase}  {cells.short(case)[:50]}")
 
         try:
             Runner(folder, options, plan, folder.info.kernels, progress).run()
@@ -131,6 +130,9 @@ def show(folder: RunFolder, options: WorkerOptions | None, plan: Settings | None
     if len(bad) > SHOWN_FAILURES:
         say(f"... and {len(bad) - SHOWN_FAILURES} more that did not pass; all: threearm report {folder.path} --failures")
     say(failure.summary(folder.records))
+    unmet = [case for case in folder.info.cases if not any(cases_of(kernel, [case]) for kernel in folder.info.kernels)]
+    if unmet:
+        say(f"{len(unmet)} cases of {' and '.join(dict.fromkeys(map(family_of, unmet)))} met no kernel: none of theirs was run")
     for name, why in folder.info.options.get("unavailable", {}).items():
         say(f"not available: {name}: {why}", style="dim")
     say(f"records: {folder.path}")
@@ -142,18 +144,28 @@ def arms(device: Device = "auto", load: Load = None, broken: Broken = False) -> 
     options = worker_options(device, load, broken, None, 0.0)
     description = ask(options, [])
     options = dataclasses.replace(options, device=description["device"])
-    listing = Table(Column("kernel", no_wrap=True), "version", "requires", "promises when it skips", "can run here")
-    for kernel in description["kernels"]:
-        why, none_only = kernel["why_not"], ""
-        if not why and kernel["imports"]:
-            try:
-                why, none_only = probe(options, Path(os.devnull), kernel["name"])
-            except WorkerDied as death:
-                why = f"importing it ends the process: {death.detail}"
-        state = f"no: {why}" if why else f"none arm alone: {none_only}" if none_only else "yes"
-        listing.add_row(kernel["name"], kernel["version"] or "-", kernel["requires"], kernel["promise"], state)
-    console.print(listing)
-    console.print(f"each kernel is {len(SOURCES)} arms: kernel/{', kernel/'.join(SOURCES)}", style="dim")
+    kernels = description["kernels"]
+    for family in dict.fromkeys(kernel["family"] for kernel in kernels):
+        listing = Table(Column("kernel", no_wrap=True), "arms", "version", "requires", "promises", "can run here",
+                        title=family, title_justify="left", title_style="bold")
+        for kernel in kernels:
+            if kernel["family"] == family:
+                listing.add_row(kernel["name"], "\n".join(kernel["arms"]), kernel["version"] or "-", kernel["requires"], kernel["promise"],
+                                can_run(kernel, options))
+        console.print(listing)
+    console.print("an arm is named kernel/arm; promises: what may change when a kernel of sparse_prefill skips masked pairs, and how a "
+                  "kernel of indexer_topk sums and what it holds", style="dim", highlight=False)
+
+
+def can_run(kernel: dict[str, Any], options: WorkerOptions) -> str:
+    """yes, or what does not run and why. Imports the kernel's package in a process of its own."""
+    why, none_only = kernel["why_not"], ""
+    if not why and kernel["imports"]:
+        try:
+            why, none_only = probe(options, Path(os.devnull), kernel["name"])
+        except WorkerDied as death:
+            why = f"importing it ends the process: {death.detail}"
+    return f"no: {why}" if why else f"none arm alone: {none_only}" if none_only else "yes"
 
 
 @app.command("list")
@@ -162,18 +174,18 @@ def list_cases(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, de
                canonical: Annotated[bool, typer.Option(help="Print every key, defaults too.")] = False) -> None:
     """Print what a run would do, without doing it."""
     texts = read_cases(cases, suite, settings)
-    kernels = choose(ask(worker_options(device, load, broken, arm, 0.0), texts)["kernels"], arm, broken)
+    kernels = choose(ask(worker_options(device, load, broken, arm, 0.0), texts)["kernels"], texts, arm, broken)
     for text in texts:
         print(format_case(parse_case(text), canonical))
         for kernel in kernels:
-            for source in kernel["sources"]:
-                why = kernel["why_not"] or kernel["refused"][text].get(source, "")
-                print(f"  {kernel['name']}/{source}{'  SKIPPED: ' + why if why else ''}")
+            for name in kernel["arms"] if cases_of(kernel, [text]) else ():
+                why = kernel["why_not"] or kernel["refused"][text].get(name, "")
+                print(f"  {kernel['name']}/{name}{'  SKIPPED: ' + why if why else ''}")
 
 
 @app.command()
 def replay(case: Annotated[str, typer.Argument(help="A case text.")],
-           arm: Annotated[str, typer.Option("--arm", help="kernel or kernel/source.")],
+           arm: Annotated[str, typer.Option("--arm", help="kernel or kernel/arm.")],
            device: Device = "auto", load: Load = None, time: Time = "none", samples: Samples = 30,
            timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False) -> None:
     """Run one case again on one kernel and tell every check in full. Arms before the named one run too, to be compared with."""
@@ -181,9 +193,10 @@ def replay(case: Annotated[str, typer.Argument(help="A case text.")],
     options = worker_options(device, load, False, [arm], memory)
     description = ask(options, texts)
     options = dataclasses.replace(options, device=description["device"])
-    kernel = choose(description["kernels"], [arm])[0]
-    wanted = kernel["sources"]
-    kernel["sources"] = list(SOURCES[: SOURCES.index(wanted[-1]) + 1])
+    kernel = choose(description["kernels"], texts, [arm])[0]
+    wanted = kernel["arms"]
+    every = next(k["arms"] for k in description["kernels"] if k["name"] == kernel["name"])
+    kernel["arms"] = every[: every.index(wanted[-1]) + 1]
     plan = Settings(contract_for(time, options.device), samples, fp64, timeout)
     folder = RunFolder(None, RunInfo(now(), sys.argv, texts, [kernel], {}, {}))
     try:

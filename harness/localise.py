@@ -77,15 +77,19 @@ def candidates(rows: Rows) -> dict[str, torch.Tensor]:
 
 def explain(bad_rows: torch.Tensor, rows: Rows) -> str:
     """The boundary whose rows agree best with the bad ones, if they agree well and not every row is bad."""
+    return best_fit(bad_rows, candidates(rows))
+
+
+def best_fit(bad_rows: torch.Tensor, sets: dict[str, torch.Tensor]) -> str:
+    """The named set of rows that overlaps most with the bad ones, as a line of text; "" if none does by half, or every row is bad."""
     if bool(bad_rows.all()):
         return ""
     best, score = "", 0.0
-    for name, members in candidates(rows).items():
+    for name, members in sets.items():
         both, either = int((members & bad_rows).sum()), int((members | bad_rows).sum())
         if either and both / either > score:
             best, score = name, both / either
     if score < 0.5:
         return ""
-    members = candidates(rows)[best]
-    explained = int((members & bad_rows).sum()) / int(bad_rows.sum())
+    explained = int((sets[best] & bad_rows).sum()) / int(bad_rows.sum())
     return f"pattern: {best}; it explains {explained:.0%} of the bad rows, {score:.0%} overlap"

@@ -10,14 +10,13 @@ import msgspec
 import typer
 from rich.console import Console
 
-from cases.sparse_prefill import format_case, parse_case
-from cases.suites import load_suite, override, suite_names
-from cases.text import CaseError
+from cases import CaseError, family_of, format_case, load_suite, parse_case, suite_names
+from cases.suites import override_all
 from harness.client import Unfit, WorkerDied, WorkerOptions, default_memory
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder
 from harness.runner import Settings, describe
-from harness.verdicts import SOURCES, Verdict
+from harness.verdicts import Verdict
 
 USAGE, NOTHING_RAN, INTERRUPTED = 2, 5, 130
 
@@ -27,13 +26,13 @@ errors = Console(stderr=True, soft_wrap=True)
 Cases = Annotated[list[str] | None, typer.Argument(help="Case texts, family:key=value,...", show_default=False)]
 Suite = Annotated[str, typer.Option("--suite", help="A suite's name, or a file of cases.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto: cuda where there is one.")]
-Arms = Annotated[list[str] | None, typer.Option("--arm", help="kernel or kernel/source; repeat for several. Default: all available.")]
+Arms = Annotated[list[str] | None, typer.Option("--arm", help="kernel or kernel/arm; repeat for several. Default: all available.")]
 Load = Annotated[list[Path] | None, typer.Option("--load", help="A kernel file from outside the project; repeat for several.")]
 Broken = Annotated[bool, typer.Option("--broken", help="Register the deliberately broken kernels of arms/broken.")]
-Overrides = Annotated[str, typer.Option("--set", help="key=value,... set anew on every case.")]
+Overrides = Annotated[str, typer.Option("--set", help="key=value,... set anew on every case whose family has the key.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds per launch phase; 0: from the case's work.", min=0)]
 Memory = Annotated[float, typer.Option("--memory", help="GiB a worker may use; 0: 85 % of what is available.", min=0)]
-Time = Annotated[str, typer.Option("--time", help="kernel, span, wall, none, or auto: kernel on cuda, wall on cpu.")]
+Time = Annotated[str, typer.Option("--time", help="kernel, span, wall, none, or auto: on cuda kernel (indexer_topk: span), on cpu wall.")]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Timing samples per arm.")]
 Fp64 = Annotated[bool, typer.Option("--fp64", help="Compute the reference in fp64.")]
 
@@ -54,7 +53,7 @@ def read_cases(texts: list[str] | None, suite: str, settings: str) -> list[str]:
     try:
         cases = [parse_case(text) for text in texts] if texts else load_suite(suite)
         if settings:
-            cases = [override(case, settings) for case in cases]
+            cases = override_all(cases, settings)
     except CaseError as error:
         hint = next((f" (a suite of that name is run with --suite {text})" for text in texts or () if text in suite_names()), "")
         fail(f"{error}{hint}")
@@ -81,31 +80,36 @@ def ask(options: WorkerOptions, cases: list[str]) -> dict[str, Any]:
         fail(f"no worker can run here: {death.detail}", NOTHING_RAN)
 
 
-def choose(kernels: list[dict[str, Any]], arms: list[str] | None, broken: bool = False) -> list[dict[str, Any]]:
-    """The kernels to run, each with its `sources`. Without --arm: every available one, broken ones only if asked for."""
+def choose(kernels: list[dict[str, Any]], cases: list[str], arms: list[str] | None, broken: bool = False) -> list[dict[str, Any]]:
+    """The kernels to run, `arms` of each cut down to those asked for. Without --arm: every available kernel of the cases'
+    families, broken ones only if asked for."""
+    families = list(dict.fromkeys(map(family_of, cases)))
     if not arms:
-        available = [k for k in kernels if not k["why_not"] and (broken or not k["name"].startswith("broken_"))]
-        return [{**kernel, "sources": list(SOURCES)} for kernel in available]
+        return [kernel for kernel in kernels if kernel["family"] in families and not kernel["why_not"]
+                and (broken or not kernel["name"].startswith("broken_"))]
     names = {kernel["name"]: kernel for kernel in kernels}
     wanted: dict[str, set[str]] = {}
-    for arm in arms:
-        name, slash, source = arm.partition("/")
+    for text in arms:
+        name, slash, arm = text.partition("/")
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             fail(f"unknown kernel {name!r}: {f'did you mean {near[0]!r}? ' if near else ''}kernels are {', '.join(names)}")
-        if slash and source not in SOURCES:
-            fail(f"unknown topk_length source {source!r} in --arm {arm}: sources are {', '.join(SOURCES)}")
-        wanted.setdefault(name, set()).update({source} if slash else SOURCES)
-    return [{**names[name], "sources": [s for s in SOURCES if s in sources]} for name, sources in wanted.items()]
+        kernel = names[name]
+        if slash and arm not in kernel["arms"]:
+            fail(f"unknown arm {arm!r} in --arm {text}: {name} has {', '.join(kernel['arms'])}")
+        if kernel["family"] not in families:
+            fail(f"--arm {text}: it is a kernel of {kernel['family']}, the cases are of {' and '.join(families)}")
+        wanted.setdefault(name, set()).update({arm} if slash else kernel["arms"])
+    return [{**names[name], "arms": [arm for arm in names[name]["arms"] if arm in chosen]} for name, chosen in wanted.items()]
 
 
 def contract_for(time: str, device: str) -> str:
-    """The timing contract by name; "" for none."""
+    """The timing contract by name; "" for none, "auto" for each family's own."""
     on_cuda = device.startswith("cuda")
     allowed = ["auto", "none", "wall", *(["kernel", "span"] if on_cuda else [])]
     if time not in allowed:
         fail(f"--time {time}: allowed on {device} is {' | '.join(allowed)}")
-    return {"auto": "kernel" if on_cuda else "wall", "none": ""}.get(time, time)
+    return "" if time == "none" else time
 
 
 def replay_options(record: Record, options: WorkerOptions | None, plan: Settings | None) -> list[str]:

@@ -46,8 +46,10 @@ class Record:
 
     case: the text that makes it again. arm: kernel/source. verdict: the worst of checks', or why there are none.
     detail: one line for a verdict without checks (skip reason, signal, exception). inputs: fingerprints of the tensors the
-    arm was given, `all` together. outputs: fingerprints of out, max_logits, lse. lengths: None without a topk_length.
-    note: what a reader must know (the metadata guard fell back). extra: reported, not judged. time: None if not timed.
+    arm was given, `all` together. outputs: fingerprints of what came out, by name. lengths: None without a topk_length.
+    note: what a reader must know (the metadata guard fell back). extra: reported, not judged. ways: how many rows came to
+    their result which way (arms/topk.py), {} where the arm does not say. memory: bytes that a launch held at its peak beyond
+    inputs and outputs, None where it was not measured. time: None if not timed.
     seconds: what making the inputs, the reference, and launching and judging this arm took.
     """
 
@@ -61,6 +63,8 @@ class Record:
     lengths: Lengths | None = None
     note: str = ""
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
+    ways: dict[str, int] = dataclasses.field(default_factory=dict)
+    memory: int | None = None
     time: Timing | None = None
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     schema: int = SCHEMA
@@ -70,5 +74,10 @@ class Record:
         return self.arm.rpartition("/")[0]
 
     @property
+    def family(self) -> str:
+        return self.case.partition(":")[0]
+
+    @property
     def source(self) -> str:
+        """The arm's name within its kernel: a topk_length source, or dense or litetopk."""
         return self.arm.rpartition("/")[2]

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from harness.record import SCHEMA, Record
-from harness.verdicts import Verdict
+from harness.verdicts import SOURCES, Verdict
 
 
 class RunError(Exception):
@@ -23,7 +23,8 @@ class RunError(Exception):
 
 
 class RunInfo(msgspec.Struct):
-    """run.json. options: what decides the results, so that --resume repeats it; kernels: as the worker described them."""
+    """run.json. options: what decides the results, so that --resume repeats it; kernels: as the worker described them,
+    `arms` those that were asked for."""
 
     started: str
     command: list[str]
@@ -70,6 +71,9 @@ class RunFolder:
             raise RunError(f"{path} is not a run folder: run.json: {error.strerror}") from None
         except msgspec.DecodeError as error:
             raise RunError(f"{path}/run.json: {error}") from None
+        for kernel in info.kernels:  # as folders had it when there was one family
+            kernel.setdefault("family", "sparse_prefill")
+            kernel.setdefault("arms", kernel.get("sources", list(SOURCES)))
         folder = RunFolder(path, info)
         if repair:
             folder.lock()

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from cases.sparse_prefill import SparsePrefillCase, parse_case
+from cases import Case, family_of, parse_case
 from harness.client import WorkerDied, WorkerOptions, WorkerProcess
 from harness.record import Record, Timing
 from harness.runfolder import RunFolder
@@ -23,12 +23,24 @@ from harness.verdicts import Check, Verdict, worst
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What decides how cases are run. contract "" times nothing; timeout 0 lets it follow from the case's work."""
+    """What decides how cases are run. contract "" times nothing, "auto" is the family's own; timeout 0 lets it follow from
+    the case's work."""
 
     contract: str = ""
     samples: int = 30
     fp64: bool = False
     timeout: float = 0.0
+
+
+AUTO_ON_CUDA = {"sparse_prefill": "kernel", "indexer_topk": "span"}
+"""Contract `auto`. An indexer kernel is many launches and may read counts back in between: what they cost together is its time."""
+
+
+def contract_of(family: str, contract: str, device: str) -> str:
+    """The contract that `contract` stands for in a family, on a device."""
+    if contract != "auto":
+        return contract
+    return AUTO_ON_CUDA[family] if device.startswith("cuda") else "wall"
 
 
 Progress = Callable[[str, str, str], None]
@@ -64,31 +76,31 @@ class Runner:
             except WorkerDied as death:
                 self._add_all(kernel, death.verdict, f"importing {kernel['imports']}: {death.detail}")
                 return
-        for case in self.folder.info.cases:
+        for case in cases_of(kernel, self.folder.info.cases):
             skipped = dict(kernel["refused"][case])
-            for source in kernel["sources"]:
-                reason = why_not or skipped.get(source) or (none_only if source != "none" else "")
+            for arm in kernel["arms"]:
+                reason = why_not or skipped.get(arm) or (none_only if arm != "none" else "")
                 if reason:
-                    skipped[source] = reason
-                    self._add(Record(case, f"{name}/{source}", Verdict.SKIPPED, reason))
-            self._run_case(name, case, [source for source in kernel["sources"] if source not in skipped])
+                    skipped[arm] = reason
+                    self._add(Record(case, f"{name}/{arm}", Verdict.SKIPPED, reason))
+            self._run_case(name, case, [arm for arm in kernel["arms"] if arm not in skipped])
 
     def _pending(self, kernel: dict[str, Any]) -> bool:
-        return any((case, f"{kernel['name']}/{source}") not in self.finished
-                   for case in self.folder.info.cases for source in kernel["sources"])
+        return any((case, f"{kernel['name']}/{arm}") not in self.finished
+                   for case in cases_of(kernel, self.folder.info.cases) for arm in kernel["arms"])
 
     def _add_all(self, kernel: dict[str, Any], verdict: Verdict, detail: str) -> None:
-        for case in self.folder.info.cases:
-            for source in kernel["sources"]:
-                self._add(Record(case, f"{kernel['name']}/{source}", verdict, detail))
+        for case in cases_of(kernel, self.folder.info.cases):
+            for arm in kernel["arms"]:
+                self._add(Record(case, f"{kernel['name']}/{arm}", verdict, detail))
 
-    def _run_case(self, name: str, case: str, sources: list[str]) -> None:
+    def _run_case(self, name: str, case: str, arms: list[str]) -> None:
         """One kernel on one case. An arm that ends the worker gets its verdict, and a fresh worker takes the others."""
         dead: set[str] = set()
         idle_deaths = 0
         while True:
-            todo = [source for source in sources if source not in dead]
-            if all((case, f"{name}/{source}") in self.finished for source in todo):
+            todo = [arm for arm in arms if arm not in dead]
+            if all((case, f"{name}/{arm}") in self.finished for arm in todo):
                 return
             try:
                 self._ask(name, case, todo)
@@ -98,21 +110,22 @@ class Runner:
                 idle_deaths += death.phase == "idle"
                 if death.phase == "idle" and idle_deaths < 3:
                     continue  # it died of something earlier: not this case's doing
-                source = death.arm.rpartition("/")[2]
-                record = Record(case, f"{name}/{source}", death.verdict, death.detail)
-                if source in todo and death.phase != "timing":
-                    dead.add(source)
+                culprit = death.arm.rpartition("/")[2]
+                record = Record(case, f"{name}/{culprit}", death.verdict, death.detail)
+                if culprit in todo and death.phase != "timing":
+                    dead.add(culprit)
                     self._add(record)
                 else:  # not one arm's doing: the case cannot be made here, or timing ended the worker
                     for other in todo:
                         self._add(dataclasses.replace(record, arm=f"{name}/{other}"))
                     return
 
-    def _ask(self, name: str, case: str, sources: list[str]) -> None:
+    def _ask(self, name: str, case: str, arms: list[str]) -> None:
         """Send one request and turn its events into records. Whatever is known is written, also when the worker dies."""
         waiting: dict[str, Record] = {}
         limit = self.settings.timeout or seconds_allowed(parse_case(case), self.options.device)
-        request = {"op": "run_case", "text": case, "name": name, "sources": sources, "contract": self.settings.contract,
+        contract = contract_of(family_of(case), self.settings.contract, self.options.device)
+        request = {"op": "run_case", "text": case, "name": name, "arms": arms, "contract": contract,
                    "samples": self.settings.samples, "fp64": self.settings.fp64}
         try:
             for event in self._worker().ask(limit, **request):
@@ -120,7 +133,7 @@ class Runner:
                     self.progress(case, event["arm"] or name, event["phase"])
                 elif event["event"] == "checked":
                     record = msgspec.convert(event["record"], Record)
-                    if self.settings.contract and record.verdict is Verdict.PASSED:
+                    if contract and record.verdict is Verdict.PASSED:
                         waiting[record.arm] = record  # its time is still to come
                     else:
                         self._add(record)
@@ -129,7 +142,7 @@ class Runner:
                 elif event["event"] == "untimed":
                     waiting = {arm: dataclasses.replace(r, note=f"not timed: {event['reason']}") for arm, r in waiting.items()}
                 elif event["event"] == "broken":
-                    for arm in (f"{name}/{source}" for source in sources):
+                    for arm in (f"{name}/{arm}" for arm in arms):
                         known = waiting.pop(arm, Record(case, arm, Verdict.ERROR))
                         self._add(dataclasses.replace(known, verdict=Verdict(event["verdict"]), detail=event["detail"]))
                     self._end_worker()  # it may be short of memory, or about to die
@@ -168,10 +181,14 @@ def with_time(record: Record, timing: dict[str, Any], check: dict[str, Any]) -> 
     return dataclasses.replace(record, checks=checks, verdict=worst([c.verdict for c in checks]), time=msgspec.convert(timing, Timing))
 
 
-def seconds_allowed(case: SparsePrefillCase, device: str) -> float:
-    """How long one phase may take without a sign of life: 60 s, plus a pessimistic rate for the work of one phase."""
-    operations = 2.0 * case.s_q * case.h_q * case.topk * (case.d_qk + 512) * 12
-    return 60 + operations / (1e12 if device.startswith("cuda") else 2e9)
+def cases_of(kernel: dict[str, Any], cases: list[str]) -> list[str]:
+    """The cases of the kernel's family: it meets no other, and has no record for them."""
+    return [case for case in cases if family_of(case) == kernel["family"]]
+
+
+def seconds_allowed(case: Case, device: str) -> float:
+    """How long one phase may take without a sign of life: 60 s, plus a pessimistic rate for the work of a dozen launches."""
+    return 60 + 12 * case.work / (1e12 if device.startswith("cuda") else 2e9)
 
 
 def describe(options: WorkerOptions, cases: list[str]) -> dict[str, Any]:

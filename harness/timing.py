@@ -62,7 +62,7 @@ def measure(arms: dict[str, Timed], contract: str, samples: int, device: torch.d
     clocks = f"{before} -> {gpu_clocks(device)}" if before else ""
     for timing in result.values():
         timing.cache = "L2 flushed" if device.type == "cuda" else "warm"
-        timing.order = "interleaved, ABBA"
+        timing.order = "interleaved, ABBA" if len(arms) > 1 else "alone"
         timing.clocks = clocks
     return result
 

@@ -3,18 +3,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from arms.kernel import Kernel, Launch, Outputs, make_problem, normalise
-from arms.lengths import backscan, backscan_torch
+from arms.lengths import backscan_torch
 from cases.inputs import Inputs
 from cases.values import put_nan
 from harness import checks
+from harness.compare import bits_differ
+from harness.lengths import other_backscans, summary
 from harness.localise import Rows, describe_rows, localise
+from harness.record import Lengths
+from harness.timing import Timed
 from harness.verdicts import Check, Verdict
 from references.sparse_prefill import Expected, unquantised_out
 
@@ -26,19 +29,28 @@ _LAUNCHED: set[tuple[str, str]] = set()  # (kernel, source) launched by this pro
 
 @dataclasses.dataclass
 class ArmRun:
-    """What an arm produced: its lengths (None: no topk_length), its outputs in the harness's convention, its checks."""
+    """What an arm produced: its lengths (None: no topk_length), its outputs in the harness's convention, its checks.
+    Satisfies families.Run."""
 
     source: str
     length: torch.Tensor | None
     outputs: Outputs
     rows: Rows
     checks: list[Check]
+    lengths: Lengths | None = None
     note: str = ""
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
+    ways: dict[str, int] = dataclasses.field(default_factory=dict)
+    memory: int | None = None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The outputs by name."""
+        return dict(zip(checks.NAMES, self.outputs))
 
 
 class KernelTrial:
-    """One kernel on one case: its arms are run one after the other and compared with those before them."""
+    """One kernel on one case: its arms are run one after the other and compared with those before them. A families.Trial."""
 
     def __init__(self, kernel: Kernel, inputs: Inputs, expected: Expected, digests: dict[str, str],
                  phase: Callable[[str], None]) -> None:
@@ -46,6 +58,7 @@ class KernelTrial:
         self.problem = make_problem(inputs)
         self.launch: Launch | None = None
         self.done: dict[str, ArmRun] = {}
+        self.buffers: dict[str, int] = {}  # where the last timed call of each arm left its out
         self.full_width_done = False
 
     def prepared(self) -> Launch:
@@ -67,7 +80,7 @@ class KernelTrial:
         _LAUNCHED.add((self.kernel.name, source))
         self.phase("launch")
         rows = describe_rows(handed, self.inputs.valid_entries, self.inputs.valid)
-        run = ArmRun(source, length, outputs, rows, [])
+        run = ArmRun(source, length, outputs, rows, [], summary(length, rows.topk, self.kernel.promise.pair))
         if source == "metadata" and length is None:
             run.note = "the metadata has another row count than the batch: the guard fell back to none"
         run.checks += self._own_checks(run, launch, handed)
@@ -76,6 +89,27 @@ class KernelTrial:
         run.extra = self._unquantised(run)
         self.done[source] = run
         return run
+
+    def timed(self, source: str) -> Timed:
+        """Derivation and launch of an arm that was run."""
+        launch = self.prepared()
+
+        def call(length: torch.Tensor | None) -> Outputs:
+            outputs = launch(length)
+            self.buffers[source] = outputs[0].data_ptr()
+            return outputs
+
+        return Timed(self.kernel.sources[source].prepare(self.inputs), call)
+
+    def check_timed(self, source: str, last: Outputs) -> Check:
+        """Whether the last timed call's outputs are the checked ones."""
+        if list(self.buffers.values()).count(self.buffers[source]) > 1:  # one buffer for several arms: another one's outputs are left
+            last = self.prepared()(self.done[source].length)
+        pairs = zip(checks.NAMES, normalise(last, self.kernel.convention), self.done[source].outputs)
+        stale = [name for name, a, b in pairs if bool(bits_differ(a, b).any())]
+        if stale:
+            return Check("timed-output", Verdict.FLAKY, f"{' and '.join(stale)} of the last timed call differ from the checked ones")
+        return Check("timed-output", Verdict.PASSED, "the last timed call gave what was checked")
 
     def _call(self, launch: Launch, length: torch.Tensor | None) -> Outputs:
         outputs = normalise(launch(length), self.kernel.convention)
@@ -209,20 +243,6 @@ class KernelTrial:
         norm = float(torch.linalg.vector_norm(want))
         error = float(torch.linalg.vector_norm(run.outputs[0][some].float() - want))
         return {"unquantised relative error": error / norm if norm else 0.0}
-
-
-def other_backscans(inputs: Inputs) -> dict[str, torch.Tensor]:
-    """backscan by the project's Triton kernel on CUDA, and by sglang's where the kernel under test has brought sglang
-    in (it is not imported for this: a second wheel in the process may change what the first one runs). int32 [s_q] each."""
-    if inputs.device.type != "cuda":
-        return {}
-    entries = inputs.indices[:, 0]
-    found = {"triton": backscan(entries)}
-    if "sglang" in sys.modules and entries.shape[1] % 128 == 0:  # it reads before the row otherwise; its callers pad to 128
-        from sglang.kernels.ops.attention.metadata import q8kv8_topk_length_from_indices
-
-        found["sglang"] = q8kv8_topk_length_from_indices(entries)
-    return found
 
 
 def synchronize(device: torch.device) -> None:

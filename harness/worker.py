@@ -20,20 +20,16 @@ from typing import Any
 
 import torch
 
-from arms.kernel import KERNELS, Kernel, load_file, load_package, normalise
-from arms.lengths import SOURCES
+from arms.kernel import KERNELS, load_file, load_package
+from cases import Case, parse_case
 from cases.counter import digest
-from cases.inputs import Inputs, make_inputs
-from cases.sparse_prefill import SparsePrefillCase, parse_case
 from harness import availability
-from harness.checks import NAMES
-from harness.compare import bits_differ
+from harness.families import FAMILIES, Trial
 from harness.machine import describe_machine, version_of
-from harness.record import Lengths, Record
+from harness.record import Record
 from harness.timing import Timed, Untimed, measure
-from harness.trial import ArmRun, KernelTrial, synchronize
-from harness.verdicts import Check, Verdict, worst
-from references.sparse_prefill import Expected, reference
+from harness.trial import synchronize
+from harness.verdicts import Verdict, worst
 
 ARM_PHASES = ("prepare", "first launch", "launch", "timing")
 """Phases in which what happens is the arm's doing; in the others it is the harness's."""
@@ -51,9 +47,9 @@ class Worker:
         self.out, self.device, self.now = out, torch.device(found if device == "auto" else device), ""
         if self.device.type == "cuda" and self.device.index is not None and torch.cuda.is_available():
             torch.cuda.set_device(self.device)  # for kernels that launch on the current one
-        self.case: SparsePrefillCase | None = None
-        self.inputs: Inputs | None = None
-        self.expected: Expected | None = None
+        self.case: Case | None = None
+        self.inputs: Any = None  # of the case's family, as is what is expected
+        self.expected: Any = None
         self.digests: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
 
@@ -68,18 +64,20 @@ class Worker:
         self.send("phase", arm=arm, phase=name)
 
     def describe(self, cases: list[str]) -> None:
-        """Answer with the machine, every kernel, and for each case the arms that do not take it and why."""
+        """Answer with the machine and every kernel, and for each case of its family the arms that do not take it and why."""
         kernels = []
         for kernel in KERNELS.values():
             why = availability.unavailable(kernel, self.device)
             refused: dict[str, dict[str, str]] = {}
             for text in cases:
                 case = parse_case(text)
-                reasons = {source: availability.refusal(kernel, source, case) for source in SOURCES}
-                refused[text] = {source: reason for source, reason in reasons.items() if reason}
+                if case.family == kernel.family:
+                    reasons = {arm: availability.refusal(kernel, arm, case) for arm in kernel.arms}
+                    refused[text] = {arm: reason for arm, reason in reasons.items() if reason}
             kernels.append({
-                "name": kernel.name, "version": version_of(kernel.requires.distribution), "why_not": why,
-                "imports": kernel.requires.entry, "requires": availability.requirements(kernel), "promise": str(kernel.promise),
+                "name": kernel.name, "family": kernel.family, "arms": list(kernel.arms),
+                "version": version_of(kernel.requires.distribution), "why_not": why, "imports": kernel.requires.entry,
+                "requires": availability.requirements(kernel), "promise": kernel.promises(None if why else self.device),
                 "refused": refused})
         self.send("described", device=str(self.device), machine=describe_machine(self.device), kernels=kernels)
 
@@ -89,60 +87,62 @@ class Worker:
         problem = availability.import_problem(KERNELS[name])
         self.send("probed", problem=problem, none_only="" if problem else availability.no_length(KERNELS[name]))
 
-    def run_case(self, text: str, name: str, sources: list[str], contract: str, samples: int, fp64: bool) -> None:
-        """Run the arms of one kernel on one case, then time those that passed. Sends a `checked` record for each arm."""
-        self._make(parse_case(text), fp64)
-        assert self.inputs is not None and self.expected is not None
-        kernel = KERNELS[name]
+    def run_case(self, text: str, name: str, arms: list[str], contract: str, samples: int, fp64: bool) -> None:
+        """Run arms of one kernel on one case of its family, then time those that passed. Sends a `checked` record for each."""
+        kernel, case = KERNELS[name], parse_case(text)
+        if case.family != kernel.family:
+            raise ValueError(f"{name} is a kernel of {kernel.family}, {text} is no case of it")
+        self._make(case, fp64)
         current = [""]
-        trial = KernelTrial(kernel, self.inputs, self.expected, self.digests, lambda phase: self.phase(current[0], phase))
+        trial = FAMILIES[kernel.family].trial(kernel, self.inputs, self.expected, self.digests,
+                                              lambda phase: self.phase(current[0], phase))
         passed: list[str] = []
-        for source in sources:
-            current[0] = f"{name}/{source}"
-            record = self._arm(trial, source, text)
+        for arm in arms:
+            current[0] = f"{name}/{arm}"
+            record = self._arm(trial, arm, current[0], text)
             self.send("checked", record=dataclasses.asdict(record))
             if record.verdict is Verdict.PASSED:
-                passed.append(source)
+                passed.append(arm)
         if contract and passed:
-            self._time(trial, kernel, passed, contract, samples)
+            self._time(trial, name, passed, contract, samples)
         self.send("done")
 
-    def _make(self, case: SparsePrefillCase, fp64: bool) -> None:
+    def _make(self, case: Case, fp64: bool) -> None:
         if case == self.case:
             return
+        family = FAMILIES[case.family]
         self.case = self.inputs = self.expected = None
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         self.phase("", "inputs")
         start = time.perf_counter()
-        self.inputs = make_inputs(case, self.device)
+        self.inputs = family.make_inputs(case, self.device)
         self.digests = self.inputs.digests()
         synchronize(self.device)
         made = time.perf_counter()
         self.phase("", "reference")
-        self.expected = reference(self.inputs, torch.float64 if fp64 else torch.float32)
+        self.expected = family.reference(self.inputs, torch.float64 if fp64 else torch.float32)
         synchronize(self.device)
         self.seconds = {"inputs": made - start, "reference": time.perf_counter() - made}
         self.case = case
 
-    def _arm(self, trial: KernelTrial, source: str, text: str) -> Record:
+    def _arm(self, trial: Trial, arm: str, full_name: str, text: str) -> Record:
         start = time.perf_counter()
-        arm = f"{trial.kernel.name}/{source}"
         try:
-            run = trial.run(source)
+            run = trial.run(arm)
         except Exception as error:
             verdict, detail = self._classify(error)
-            record = Record(text, arm, verdict, detail, inputs=self.digests)
+            record = Record(text, full_name, verdict, detail, inputs=self.digests)
             if self._is_poisoned():
                 record.verdict = Verdict.CRASHED
                 self.send("checked", record=dataclasses.asdict(record))
                 raise Poisoned from error
             return record
         return Record(
-            text, arm, worst([check.verdict for check in run.checks]), checks=run.checks, inputs=self.digests,
-            outputs={name: digest(value) for name, value in zip(NAMES, run.outputs)}, lengths=_lengths(run, trial.kernel),
-            note=run.note, extra=run.extra, seconds={**self.seconds, "arm": time.perf_counter() - start})
+            text, full_name, worst([check.verdict for check in run.checks]), checks=run.checks, inputs=self.digests,
+            outputs={name: digest(tensor) for name, tensor in run.tensors.items()}, lengths=run.lengths, note=run.note, extra=run.extra,
+            ways=run.ways, memory=run.memory, seconds={**self.seconds, "arm": time.perf_counter() - start})
 
     def _classify(self, error: Exception) -> tuple[Verdict, str]:
         """An exception's verdict: out of memory, the arm's fault, or the harness's, by the phase it came from."""
@@ -165,41 +165,27 @@ class Worker:
             return True
         return False
 
-    def _time(self, trial: KernelTrial, kernel: Kernel, sources: list[str], contract: str, samples: int) -> None:
-        assert self.inputs is not None
-        self.phase(f"{kernel.name}/{sources[0]}", "timing")
-        launch = trial.prepared()
-        finals: dict[str, Any] = {}
-
-        def timed(source: str) -> Timed:
-            def call(length: torch.Tensor | None) -> None:
-                finals[source] = launch(length)
-
-            assert self.inputs is not None
-            return Timed(kernel.sources[source].prepare(self.inputs), call)
-
+    def _time(self, trial: Trial, name: str, arms: list[str], contract: str, samples: int) -> None:
+        self.phase(f"{name}/{arms[0]}", "timing")
+        last: dict[str, Any] = {}
+        timed = {arm: _kept(trial.timed(arm), last, arm) for arm in arms}
+        self.phase(f"{name}/{arms[0]}", "timing")  # again: a trial may have announced that it prepares
         try:
-            times = measure({source: timed(source) for source in sources}, contract, samples, self.device)
+            times = measure(timed, contract, samples, self.device)
         except Untimed as error:
             self.send("untimed", reason=str(error))
             return
-        if len({outputs[0].data_ptr() for outputs in finals.values()}) < len(finals):  # one buffer for all arms: the last one's is left
-            finals = {source: tuple(x.clone() for x in launch(trial.done[source].length)) for source in finals}
-        for source, timing in times.items():
-            last = normalise(finals[source], kernel.convention)
-            stale = [name for name, a, b in zip(NAMES, last, trial.done[source].outputs) if bool(bits_differ(a, b).any())]
-            check = Check("timed-output", Verdict.FLAKY if stale else Verdict.PASSED,
-                          f"{' and '.join(stale)} of the last timed call differ from the checked ones" if stale
-                          else "the last timed call gave what was checked")
-            self.send("timed", arm=f"{kernel.name}/{source}", timing=dataclasses.asdict(timing), check=dataclasses.asdict(check))
+        for arm, timing in times.items():
+            check = trial.check_timed(arm, last[arm])
+            self.send("timed", arm=f"{name}/{arm}", timing=dataclasses.asdict(timing), check=dataclasses.asdict(check))
 
 
-def _lengths(run: ArmRun, kernel: Kernel) -> Lengths | None:
-    if run.length is None:
-        return None
-    length, pair = run.length.float(), kernel.promise.pair
-    pairs = torch.ceil(length / pair).sum() / (len(length) * -(-run.rows.topk // pair))
-    return Lengths(float(length.mean()), int(length.min()), int(length.max()), float(pairs), digest(run.length))
+def _kept(timed: Timed, last: dict[str, Any], arm: str) -> Timed:
+    """The same, with what the last launch returned left under `arm`."""
+    def launch(length: torch.Tensor | None) -> None:
+        last[arm] = timed.launch(length)
+
+    return Timed(timed.derive, launch)
 
 
 def requests(file: Any) -> Iterator[dict[str, Any]]:
@@ -244,6 +230,7 @@ def main(arguments: list[str]) -> int:
 def _start(worker: Worker, broken: bool, files: list[str]) -> str:
     """Register kernels and touch the device. Why that cannot be done, in one line, or ""."""
     load_package("arms.sparse_prefill")
+    load_package("arms.indexer_topk")
     if broken:
         load_package("arms.broken")
     for path in files:

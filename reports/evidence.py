@@ -1,4 +1,4 @@
-"""A run as Markdown for a pull request: the three-arm table, what each check said, early-exit numerics, sentinels, machine."""
+"""A run as Markdown for a pull request: the tables, what each check said, early-exit numerics, sentinels, machine."""
 from __future__ import annotations
 
 import collections
@@ -9,7 +9,9 @@ from harness.record import Record
 from harness.runfolder import RunInfo
 from harness.verdicts import Check, Verdict, worst
 from reports import failure
-from reports.table import labels, markdown_table, three_arms
+from reports.cells import markdown_table, names
+from reports.table import markdown
+from reports.topk_table import resources
 
 MANY = 6  # cases, above which a table shows one of them
 SKIP_CHECKS = ("none-vs-backscan", "none-vs-metadata", "backscan-vs-metadata")
@@ -17,7 +19,7 @@ SKIP_CHECKS = ("none-vs-backscan", "none-vs-metadata", "backscan-vs-metadata")
 
 def page(info: RunInfo, records: list[Record]) -> str:
     """The whole page."""
-    parts = (three_arms, failures, launched, check_matrix, early_exit, sentinels, cost, skipped)
+    parts = (markdown, failures, launched, check_matrix, resources, early_exit, sentinels, cost, skipped)
     sections = [*(part(records) for part in parts), provenance(info)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -33,13 +35,13 @@ def launched(records: list[Record]) -> str:
     """Contract kernel: what one call launches, by kernel name, and what the derivation takes. Of many cases, the first."""
     timed = [record for record in records if record.time and record.time.breakdown]
     cases = list(dict.fromkeys(record.case for record in timed))
-    shown, names = cases if len(cases) <= MANY else cases[:1], labels(cases)[1]
+    shown, own = cases if len(cases) <= MANY else cases[:1], names(cases)
     rows = []
     for record in timed:
         if record.case in shown and record.time:
             parts = sorted(record.time.breakdown.items(), key=lambda item: -item[1])
             derive = statistics.median(record.time.derive_us) if record.time.derive_us else 0.0
-            rows.append([names[record.case], record.arm, str(record.time.kernels), f"{derive:.1f}" if derive else "",
+            rows.append([own[record.case], record.arm, str(record.time.kernels), f"{derive:.1f}" if derive else "",
                          ", ".join(f"{name.strip()} {us:.1f}" for name, us in parts), record.time.clocks])
     head = ["case", "arm", "kernels a call", "derivation, us", "the call's kernels, median us", "clocks around the case's timing"]
     return "#### What a call launches\n\n" + markdown_table(head, rows) if rows else ""
@@ -47,7 +49,7 @@ def launched(records: list[Record]) -> str:
 
 def cost(records: list[Record]) -> str:
     """What judging cost: seconds for inputs, reference, and each kernel's arms together, the dearest case first."""
-    names = labels(list(dict.fromkeys(record.case for record in records)))[1]
+    own = names(list(dict.fromkeys(record.case for record in records)))
     sums: dict[tuple[str, str], list[float]] = {}
     for record in records:
         if record.seconds:
@@ -55,7 +57,7 @@ def cost(records: list[Record]) -> str:
             entry = sums.setdefault((record.kernel, record.case), [inputs, reference, 0.0])
             entry[2] += record.seconds["arm"]
     dearest = sorted(sums.items(), key=lambda item: -sum(item[1]))[:5]
-    rows = [[kernel, names[case], *(f"{value:.3f}" for value in values)] for (kernel, case), values in dearest]
+    rows = [[kernel, own[case], *(f"{value:.3f}" for value in values)] for (kernel, case), values in dearest]
     head = ["kernel", "case", "inputs and their hashes, s", "reference, s", "all arms: launches and checks, s"]
     return "#### What judging cost (the five dearest)\n\n" + markdown_table(head, rows) if rows else ""
 
@@ -83,12 +85,12 @@ def without_seed(case: str) -> str:
 
 def early_exit(records: list[Record]) -> str:
     """Where arms that skip and arms that walk masked pairs differ: how many elements, by how much, in which columns."""
-    names = labels(list(dict.fromkeys(without_seed(record.case) for record in records)))[1]
+    own = names(list(dict.fromkeys(without_seed(record.case) for record in records)))
     groups: dict[tuple[str, str, str], list[Check]] = {}
     for record in records:
         for check in record.checks:
             if check.name in SKIP_CHECKS and " rows skip" in check.detail:  # a kernel that promises equality
-                groups.setdefault((record.kernel, names[without_seed(record.case)], check.name), []).append(check)
+                groups.setdefault((record.kernel, own[without_seed(record.case)], check.name), []).append(check)
     rows = []
     for (kernel, case, name), checks in groups.items():
         skips, of = (sum(int(c.detail.split()[word]) for c in checks) for word in (0, 2))

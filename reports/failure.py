@@ -60,7 +60,9 @@ def describe(record: Record, options: list[str], always: bool = False) -> str:
     lines += [f"  note: {record.note}"] if record.note else []
     for check in record.checks:
         lines += describe_check(check, always)
-    lines += [f"  {name}: {value:.4g} (reported, not judged)" for name, value in record.extra.items()] if always else []
+    if always:
+        lines += [f"  {name}: {value:.4g} (reported, not judged)" for name, value in record.extra.items()]
+        lines += [f"  peak transient memory: {record.memory / 2**20:,.1f} MiB"] if record.memory is not None else []
     return "\n".join([*lines, f"  repeat: {replay_line(record, options)}"])
 
 
@@ -78,5 +80,13 @@ def summary(records: list[Record]) -> str:
         sources = "/".join(dict.fromkeys(record.source for record in group))
         cases = len({record.case for record in group})
         lines.append(f"SKIPPED {kernel}/{sources}: {why} ({cases} case{'s' if cases > 1 else ''})")
-    lines += [f"note: {record.arm} on {record.case}: {record.note}" for record in records if record.note]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_notes(records)])
+
+
+def _notes(records: list[Record]) -> list[str]:
+    """What a reader must know, each arm's notes once."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        if record.note:
+            cases.setdefault((record.arm, record.note), []).append(record.case)
+    return [f"note: {arm} on {f'{len(of)} cases' if len(of) > 1 else of[0]}: {note}" for (arm, note), of in cases.items()]

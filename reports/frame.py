@@ -8,18 +8,21 @@ from harness.verdicts import Verdict
 
 
 def frame(records: list[Record]) -> pd.DataFrame:
-    """Columns: case, kernel, source, verdict, margin (worst of the reference check), median, low, high (us, quartiles),
-    derive (us, median), contract, pairs (share of the pairs run), detail."""
+    """Columns: case, kernel, source (the arm within its kernel), verdict, margin (worst, see `margin`), median, low, high (us,
+    quartiles), derive (us, median), contract, pairs (share of the pairs run), ways (text, "" if every row was certified by its first
+    scan), memory (peak transient bytes), detail."""
     return pd.DataFrame([_row(record) for record in records], columns=COLUMNS)
 
 
-COLUMNS = ["case", "kernel", "source", "verdict", "margin", "median", "low", "high", "derive", "contract", "pairs", "detail"]
+COLUMNS = ["case", "kernel", "source", "verdict", "margin", "median", "low", "high", "derive", "contract", "pairs", "ways",
+           "memory", "detail"]
 
 
 def _row(record: Record) -> dict[str, object]:
     row: dict[str, object] = {
         "case": record.case, "kernel": record.kernel, "source": record.source, "verdict": record.verdict.value,
-        "margin": margin(record), "pairs": record.lengths.pairs_run if record.lengths else 1.0, "detail": reason(record)}
+        "margin": margin(record), "pairs": record.lengths.pairs_run if record.lengths else 1.0,
+        "ways": ways(record), "memory": record.memory, "detail": reason(record)}
     if record.time:
         times = pd.Series(record.time.us)
         row |= {"median": times.median(), "low": times.quantile(0.25), "high": times.quantile(0.75),
@@ -29,9 +32,17 @@ def _row(record: Record) -> dict[str, object]:
     return row
 
 
+def ways(record: Record) -> str:
+    """How many rows came to their result which way, or "" if by the first scan all of them."""
+    counts = {way: count for way, count in record.ways.items() if count}
+    return ", ".join(f"{count:,} {way}" for way, count in counts.items()) if counts.keys() - {"scan"} else ""
+
+
 def margin(record: Record) -> float | None:
-    """The largest error over budget of the reference check, or None where it did not run."""
-    return max((max(c.margins.values()) for c in record.checks if c.name == "reference" and c.margins), default=None)
+    """The largest error over budget, or None where nothing was measured: of sparse_prefill's reference check, of any of
+    indexer_topk's checks."""
+    judged = [c for c in record.checks if c.margins and (c.name == "reference" or record.family == "indexer_topk")]
+    return max((max(check.margins.values()) for check in judged), default=None)
 
 
 def reason(record: Record) -> str:

@@ -19,6 +19,8 @@ FAULTY = ROOT / "tests" / "faulty"
 MARK = "THREEARM_TEST_MARK"
 TINY = "sparse_prefill:s_q=2,s_kv=32,h_q=2,d_qk=512,topk=16"
 """The smallest case that is not a special one; in its shortest form, as records have it."""
+TINY_TOPK = "indexer_topk:requests=2/40,topk=16"
+"""The same of the other family."""
 
 
 @dataclasses.dataclass

@@ -109,7 +109,8 @@ def caught_by(runs: dict[str, ArmRun]) -> dict[str, set[Verdict]]:
 
 
 def test_table_holds_every_broken_kernel() -> None:
-    registered = {name.removeprefix("broken_") for name in KERNELS if name.startswith("broken_")}
+    registered = {name.removeprefix("broken_") for name, kernel in KERNELS.items()
+                  if name.startswith("broken_") and kernel.family == "sparse_prefill"}
     assert registered == set(CAUGHT) | ONLY_IN_THE_WORKER
 
 

@@ -1,6 +1,7 @@
 """The text of a case: exact both ways, and one line for every text that is no case."""
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,9 @@ MESSAGES = {
     "not key=value": ("sparse_prefill:s_q=4,full", ["'full' is not key=value"]),
     "trailing comma": ("sparse_prefill:s_q=4,", ["'' is not key=value"]),
     "no family": ("s_q=4", ["'s_q=4' is not a case", "'sparse_prefill:'"]),
-    "another family": ("dense:s_q=4", ["is not a case", "'sparse_prefill:'"]),
+    "another family": ("dense:s_q=4", ["is not a case", "'sparse_prefill:' or 'indexer_topk:'"]),
+    "nearly a family": ("sparse_prefil:s_q=4", ["unknown family 'sparse_prefil'", "did you mean 'sparse_prefill'?", "indexer_topk"]),
+    "nearly the other family": ("indexer_top:topk=4", ["did you mean 'indexer_topk'?"]),
     "index_topk over topk": ("sparse_prefill:topk=64,index_topk=65", ["index_topk=65", "0 to topk=64"]),
     "lead over topk": ("sparse_prefill:topk=64,lead=65", ["lead=65", "0 to topk=64"]),
     "pad_rows over s_q": ("sparse_prefill:s_q=4,pad_rows=5", ["pad_rows=5", "0 to s_q=4"]),
@@ -62,7 +65,7 @@ def test_short_form_leaves_defaults_out_and_the_canonical_form_has_every_key() -
     assert format_case(SparsePrefillCase()) == "sparse_prefill:"
     assert format_case(SparsePrefillCase(topk=64, seed=3)) == "sparse_prefill:topk=64,seed=3"
     canonical = format_case(SparsePrefillCase(topk=64), canonical=True)
-    assert canonical.count("=") == len(SparsePrefillCase.__dataclass_fields__)
+    assert canonical.count("=") == len(dataclasses.fields(SparsePrefillCase))
     assert str(SparsePrefillCase(topk=64)) == "sparse_prefill:topk=64"
 
 

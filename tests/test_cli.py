@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import typer
-from processes import FAULTY, ROOT, TINY, Done, threearm
+from processes import FAULTY, ROOT, TINY, TINY_TOPK, Done, threearm
 from typer.testing import CliRunner
 
 from arms.kernel import KERNELS, load_package
@@ -69,8 +69,15 @@ def asked(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     (["--time", "fast"], "--time fast: allowed on cpu is"),
     (["--arm", "torch_block"], "unknown kernel 'torch_block': did you mean 'torch_blocks'?"),
     (["--arm", ""], "unknown kernel ''"),
-    (["--arm", "torch_blocks/metdata"], "unknown topk_length source 'metdata' in --arm torch_blocks/metdata"),
-    (["--arm", "torch_blocks/"], "unknown topk_length source ''"),
+    (["--arm", "torch_blocks/metdata"], "unknown arm 'metdata' in --arm torch_blocks/metdata: torch_blocks has none, backscan, metadata"),
+    (["--arm", "torch_blocks/"], "unknown arm ''"),
+    (["--arm", "torch_dense/litetopk"], "unknown arm 'litetopk' in --arm torch_dense/litetopk: torch_dense has dense"),
+    ([TINY, "--arm", "torch_blocks", "--arm", "torch_dense"],
+     "--arm torch_dense: it is a kernel of indexer_topk, the cases are of sparse_prefill"),
+    ([TINY_TOPK, "--arm", "torch_blocks/none"], "--arm torch_blocks/none: it is a kernel of sparse_prefill, the cases are of indexer_topk"),
+    ([TINY, TINY_TOPK, "--set", "sq=3"], "unknown key 'sq' in sparse_prefill and indexer_topk: did you mean 's_q'?"),
+    ([TINY_TOPK, "--set", "s_q=3"], "unknown key 's_q' in indexer_topk: "),
+    (["indexer_topkk:topk=3"], "unknown family 'indexer_topkk': did you mean 'indexer_topk'? families are sparse_prefill, indexer_topk"),
     (["--load", "no_such_file.py"], "--load no_such_file.py: no such file"),
     (["--load", "."], "--load .: no such file"),
     (["--resume", "no_such_run"], "no_such_run is not a run folder"),
@@ -147,15 +154,16 @@ def test_what_a_worker_cannot_do_is_one_line(arguments: list[str], told: str) ->
 
 @pytest.mark.usefixtures("asked")
 def test_arms_lists_every_kernel_and_why_not() -> None:
-    load_package("arms.sparse_prefill")
-    load_package("arms.broken")
+    for package in ("arms.sparse_prefill", "arms.indexer_topk", "arms.broken"):
+        load_package(package)
     done = invoke("arms", "--broken", "--device", "cpu")
     assert done.code == 0
     words = done.text.split()
     assert [name for name in KERNELS if name not in words] == []
     flat = " ".join(done.text.replace("│", " ").split())
     assert "no: needs a cuda" in flat
-    assert "kernel/none, kernel/backscan, kernel/metadata" in flat
+    order = [done.text.index(word) for word in ("sparse_prefill", "torch_blocks", "indexer_topk", "torch_dense")]
+    assert order == sorted(order)
 
 
 @pytest.mark.parametrize("canonical", [False, True])

@@ -17,8 +17,8 @@ from cases.inputs import make_inputs
 from cases.rows import indices, row_plan
 from cases.strategies import sparse_prefill_cases
 from harness.checks import lengths as judge
+from harness.lengths import other_backscans
 from harness.localise import describe_rows
-from harness.trial import other_backscans
 from harness.verdicts import Check, Verdict
 
 ROOT = Path(__file__).parent.parent

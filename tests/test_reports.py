@@ -12,6 +12,7 @@ from harness.record import Lengths, Record, Timing
 from harness.runfolder import RunInfo
 from harness.verdicts import Check, Verdict
 from reports import evidence, failure, table
+from reports.cells import labels, markdown_table
 from reports.frame import frame, margin, reason
 
 ONE = "sparse_prefill:s_q=32,topk=512,rows=full"
@@ -56,27 +57,27 @@ def cells(text: str, start: str) -> list[str]:
 
 
 def test_labels_take_out_what_every_case_shares() -> None:
-    assert table.labels([ONE, TWO]) == ("s_q=32,topk=512", {ONE: "rows=full", TWO: "rows=half"})
+    assert labels([ONE, TWO]) == ("s_q=32,topk=512", {ONE: "rows=full", TWO: "rows=half"})
 
 
 def test_one_case_keeps_its_own() -> None:
-    assert table.labels([ONE]) == ("", {ONE: "s_q=32,topk=512,rows=full"})
+    assert labels([ONE]) == ("", {ONE: "s_q=32,topk=512,rows=full"})
 
 
 def test_a_case_of_what_is_shared_alone_is_the_default_one() -> None:
     plain = "sparse_prefill:s_q=32,topk=512"
-    assert table.labels([ONE, plain])[1] == {ONE: "rows=full", plain: "rows=full"}
-    assert table.labels(["sparse_prefill:"])[1] == {"sparse_prefill:": "(defaults)"}
+    assert labels([ONE, plain])[1] == {ONE: "rows=full", plain: "rows=full"}
+    assert labels(["sparse_prefill:"])[1] == {"sparse_prefill:": "(defaults)"}
 
 
 def test_a_value_that_differs_is_not_shared() -> None:
-    common, own = table.labels(["sparse_prefill:s_q=3,topk=32", "sparse_prefill:s_q=32,topk=32"])
+    common, own = labels(["sparse_prefill:s_q=3,topk=32", "sparse_prefill:s_q=32,topk=32"])
     assert common == "topk=32"
     assert list(own.values()) == ["s_q=3", "s_q=32"]
 
 
 def test_no_cases_have_no_labels() -> None:
-    assert table.labels([]) == ("", {})
+    assert labels([]) == ("", {})
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def timed() -> list[Record]:
             passed("k/metadata", us=(1000.0, 2050.0, 3000.0), share=0.75)]
 
 
-@pytest.mark.parametrize("text", [rendered(timed()), table.three_arms(timed()).replace("<br>", " ")], ids=["terminal", "markdown"])
+@pytest.mark.parametrize("text", [rendered(timed()), table.markdown(timed()).replace("<br>", " ")], ids=["terminal", "markdown"])
 def test_times_ratio_and_margin(text: str) -> None:
     """Medians and quartiles in milliseconds, none over metadata, the largest margin of the row."""
     assert "4.1 [4.05 4.15]" in text
@@ -107,7 +108,7 @@ def test_arms_that_are_missing_or_not_timed_leave_their_cells_empty() -> None:
 
 def test_each_kernel_has_a_table_and_the_legend_comes_once() -> None:
     records = [passed("first/none", us=(1.0,)), passed("second/none", us=(1.0,)), passed("second/none", TWO)]
-    for text in (rendered(records), table.three_arms(records)):
+    for text in (rendered(records), table.markdown(records)):
         assert text.count("none / metadata") == 2
         assert text.count("margin: largest error") == 1
         assert text.count("every case: s_q=32,topk=512") == 1
@@ -138,7 +139,7 @@ def test_markup_in_a_kernel_s_name_is_text() -> None:
 
 
 def test_markdown_cells_hold_no_line_break_and_no_bar() -> None:
-    lines = table.markdown_table(["a", "b"], [["x\ny", "1|2"]]).splitlines()
+    lines = markdown_table(["a", "b"], [["x\ny", "1|2"]]).splitlines()
     assert lines == ["| a | b |", "|---|---|", "| x<br>y | 1\\|2 |"]
 
 

@@ -26,7 +26,8 @@ def full_record(arm: str = "k/none") -> Record:
                   first=["[0, 0, 0]  want 1  got 2  budget 0.5"], where=["rows 1 (1 of 2)"], ulp={"1": 2, "not finite": 1})
     time = Timing("wall", "warm", "interleaved, ABBA", [1.0, 2.5], [0.5], 2, breakdown={"fwd": 1.0}, clocks="1980 MHz")
     return Record(TINY, arm, Verdict.FAILED, "größer\tals \"1\"\n☃", [check], {"q": "ab", "all": "cd"}, {"out": "ef"},
-                  Lengths(1.5, 0, 16, 0.25, "01"), "guard", {"unquantised relative error": 0.01}, time, {"arm": 0.5})
+                  Lengths(1.5, 0, 16, 0.25, "01"), "guard", {"unquantised relative error": 0.01}, {"scan": 7, "rescan": 1}, 1 << 40,
+                  time, {"arm": 0.5})
 
 
 @pytest.fixture

@@ -122,4 +122,5 @@ def test_it_passes_every_check_on_any_case(case: SparsePrefillCase) -> None:
     for run in run_arms("torch_blocks", str(case)).values():
         for check in run.checks:
             assert check.verdict in (Verdict.PASSED, Verdict.VACUOUS), (run.source, check)
-            assert check.verdict is Verdict.PASSED or case.values in ("large", "peaked")
+            steep = case.values in ("large", "peaked") or case.sm_scale > case.d_qk**-0.5
+            assert check.verdict is Verdict.PASSED or steep

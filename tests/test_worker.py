@@ -69,8 +69,8 @@ def carry_out(path: Path, file: str, names: tuple[str, ...], cases: list[str], s
               sources: tuple[str, ...] = SOURCES) -> Outcome:
     """Run kernels on cases, as a command does after it has asked for the kernels' descriptions."""
     kernels: list[dict[str, Any]] = [
-        {"name": name, "why_not": "", "imports": "foreign" if file == "foreign.py" else "", "sources": list(sources),
-         "refused": {case: {} for case in cases}} for name in names]
+        {"name": name, "family": "sparse_prefill", "why_not": "", "imports": "foreign" if file == "foreign.py" else "",
+         "arms": list(sources), "refused": {case: {} for case in cases}} for name in names]
     folder = RunFolder(path, RunInfo("", [], cases, kernels, {}, {}))
     mark, before = new_mark(), len(os.listdir("/proc/self/fd"))
     with pytest.MonkeyPatch.context() as patch:

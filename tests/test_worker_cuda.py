@@ -10,7 +10,7 @@ from harness.client import WorkerOptions, default_memory
 from harness.record import Record
 from harness.runfolder import RunFolder, RunInfo, now
 from harness.runner import Runner, Settings, describe
-from harness.verdicts import SOURCES, Verdict
+from harness.verdicts import Verdict
 
 CASE = "sparse_prefill:s_q=4,h_q=2,topk=128"
 FAULTS = str(Path(__file__).parent / "faulty_cuda" / "faults.py")
@@ -20,7 +20,7 @@ def run(kernels: list[str], timeout: float = 0.0) -> list[Record]:
     """Records of the kernels, in order, on one small case."""
     options = WorkerOptions("cuda", False, (FAULTS,), default_memory(), sys.executable)
     known = {kernel["name"]: kernel for kernel in describe(options, [CASE])["kernels"]}
-    folder = RunFolder(None, RunInfo(now(), [], [CASE], [{**known[name], "sources": list(SOURCES)} for name in kernels], {}, {}))
+    folder = RunFolder(None, RunInfo(now(), [], [CASE], [known[name] for name in kernels], {}, {}))
     Runner(folder, options, Settings(timeout=timeout), folder.info.kernels, lambda *_: None).run()
     return folder.records
 

@@ -1,0 +1,32 @@
+"""litetopk_windowed: DeepGEMM scores one window of keys at a time, small enough to stay in L2; what passes the gate is kept there."""
+from __future__ import annotations
+
+from arms.kernel import Requires
+from arms.topk import TopkLaunch, TopkProblem, check_problem, indexer_topk_kernel
+
+MOST = 4096  # topk
+
+
+def memory(p: TopkProblem) -> int:
+    """Bytes beyond inputs and indices: candidates, sample scores, one window of logits, and rows that go dense."""
+    from arms.litetopk.layout import transient_bytes
+    from arms.litetopk.windowed import NARROWEST, WINDOW_BYTES
+
+    return transient_bytes(p) + 2 * max(WINDOW_BYTES, 4 * NARROWEST * p.num_q)
+
+
+@indexer_topk_kernel("litetopk_windowed", accumulate="fp8", memory=memory,
+                     requires=Requires(device="cuda", capability=((9, 0),), heads=(32, 64), distribution=("sgl-deep-gemm", "deep-gemm"),
+                                       entry="deep_gemm:fp8_mqa_logits", note="nvcc"))
+def litetopk_windowed(p: TopkProblem) -> TopkLaunch:
+    """SM90. Raises arms.litetopk.cuda_library.BuildError where nvcc is missing."""
+    from arms.litetopk.certify import certified
+    from arms.litetopk.cuda_library import library
+    from arms.litetopk.layout import layout_of
+    from arms.litetopk.sample import plan_sample
+    from arms.litetopk.windowed import WindowedScanner
+
+    check_problem(p, MOST)
+    library()
+    layout, sample = layout_of(p), plan_sample(p)
+    return lambda: certified(p, WindowedScanner(p, layout), sample)

@@ -1,0 +1,91 @@
+"""Builds scan.cu and select.cu with nvcc, and calls what the arms that use them share: seed and select."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from arms.litetopk.layout import SIGMAS, Layout, Selected
+from arms.litetopk.sample import Sample
+from arms.topk import TopkProblem
+
+SOURCES = [Path(__file__).with_name(name) for name in ("scan.cu", "select.cu")]
+FLAGS = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler", "-fPIC")
+
+
+class BuildError(RuntimeError):
+    """nvcc is missing or refuses the sources."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The sources, compiled once for each version of them into the user's cache. Raises BuildError."""
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin"))
+    if nvcc is None:
+        raise BuildError("nvcc is not on PATH nor in CUDA_HOME: litetopk_cuda is compiled where it runs")
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    key = hashlib.blake2b(b"".join(map(Path.read_bytes, SOURCES)) + " ".join(FLAGS).encode() + version.encode(), digest_size=8).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "threearm"
+    target = cache / f"litetopk-{key}.so"
+    if not target.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:  # renamed when whole: two workers may build at once
+            made = Path(folder) / "litetopk.so"
+            built = subprocess.run([nvcc, *FLAGS, "-o", str(made), *map(str, SOURCES)], capture_output=True, text=True, check=False)
+            if built.returncode:
+                raise BuildError(f"nvcc: {(built.stderr or built.stdout).strip()[-500:]}")
+            made.replace(target)
+    return ctypes.CDLL(str(target))
+
+
+def checked(code: int, what: str) -> None:
+    """Raise RuntimeError for a cudaError_t that is not 0."""
+    if code:
+        raise RuntimeError(f"{what}: CUDA error {code}")
+
+
+def pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
+    """A tensor's address, 0 for None."""
+    return ctypes.c_void_p(0 if tensor is None else tensor.data_ptr())
+
+
+def stream(device: torch.device) -> ctypes.c_void_p:
+    """The device's current stream."""
+    return ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+
+
+class SelectsByCuda:
+    """Seed and select by select.cu, for a scanner with one lane of candidates."""
+
+    p: TopkProblem
+    layout: Layout
+
+    def seed(self, scores: torch.Tensor, sample: Sample, factor: float) -> torch.Tensor:
+        p = self.p
+        threshold = torch.empty(p.num_q, device=p.device)
+        tensors = (sample.position, sample.first, sample.last, p.ks, p.ke, threshold)
+        numbers = (p.num_q, p.topk, self.layout.holds_any, sample.width)
+        code = library().seed_rows(
+            pointer(scores), ctypes.c_longlong(scores.stride(0)), *map(pointer, tensors), *map(ctypes.c_int, numbers),
+            ctypes.c_float(SIGMAS), ctypes.c_float(factor), stream(p.device))
+        checked(code, "seed")
+        return threshold
+
+    def select(self, candidate: torch.Tensor, count: torch.Tensor, threshold: torch.Tensor) -> Selected:
+        p = self.p
+        index = torch.empty(p.num_q, p.topk, dtype=torch.int32, device=p.device)
+        value = torch.empty(p.num_q, p.topk, device=p.device)
+        status = torch.empty(p.num_q, dtype=torch.int32, device=p.device)
+        bound = torch.empty(p.num_q, device=p.device)
+        numbers = (p.num_q, p.topk, self.layout.segment, self.layout.ties)
+        code = library().select_rows(*map(pointer, (candidate, count, threshold, index, value, status, bound)), *map(ctypes.c_int, numbers),
+                                     stream(p.device))
+        checked(code, "select")
+        return index, value, status, bound

@@ -1,0 +1,181 @@
+"""What an indexer top-k kernel is to the harness, and how one is registered: `@indexer_topk_kernel(...)` on one function.
+
+The function gets a TopkProblem and returns the callable that launches the kernel; whatever it does before returning is
+set-up and is not timed. A kernel is one arm: `dense` (logits, then a top-k) or `litetopk` (no logits matrix). See ADD_ARM.md.
+"""
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from arms.kernel import KERNELS, Requires
+
+HEAD_DIM = 128
+ARMS = ("dense", "litetopk")
+
+WAYS = ("scan", "rescan", "dense", "failed")
+"""How a row came to its result, the values of TopkResult.status: certified by the first scan, by a scan with a corrected
+threshold, computed densely, or not certified (its indices are then all -1)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TopkProblem:
+    """What a kernel is given, in the field's own names.
+
+    q_fp8 e4m3 [num_q, h, 128]; k_fp8 e4m3 [s_kv, 128] with kv_scale fp32 [s_kv], the gathered keys of all requests;
+    weights fp32 [num_q, h], every other scale folded in; ks, ke int32 [num_q], the half-open window of a row in gathered
+    positions (ke <= ks: an empty row); topk; requests: (row0, row1, kv0, kv1) of each request, on the host.
+
+    score(r, j) = kv_scale[j] * sum_h weights[r, h] * max(0, q_fp8[r, h] . k_fp8[j]) for ks[r] <= j < ke[r].
+    """
+
+    q_fp8: torch.Tensor
+    k_fp8: torch.Tensor
+    kv_scale: torch.Tensor
+    weights: torch.Tensor
+    ks: torch.Tensor
+    ke: torch.Tensor
+    topk: int
+    requests: tuple[tuple[int, int, int, int], ...]
+
+    @property
+    def num_q(self) -> int:
+        return self.q_fp8.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.q_fp8.shape[1]
+
+    @property
+    def s_kv(self) -> int:
+        return self.k_fp8.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.q_fp8.device
+
+
+@dataclasses.dataclass
+class TopkResult:
+    """What a launch returns (or the indices alone).
+
+    indices: int32 [num_q, topk], absolute gathered positions, the chosen ones first in any order, then -1.
+    values:  fp32 [num_q, topk], the kernel's own score of each chosen entry, anything behind them; None if it has none.
+    status:  int32 [num_q], an index into WAYS for each row; None for a kernel that certifies nothing.
+    logits:  the kernel's own scores of rows [row0, row1) and all keys, fp32 [row1 - row0, s_kv], to judge the selection apart
+             from the scoring; None where it keeps none.
+    """
+
+    indices: torch.Tensor
+    values: torch.Tensor | None = None
+    status: torch.Tensor | None = None
+    logits: Callable[[int, int], torch.Tensor] | None = None
+
+
+TopkLaunch = Callable[[], torch.Tensor | TopkResult]
+
+
+def no_bound(problem: TopkProblem) -> int:
+    """The memory bound of a kernel that declares none: all of it."""
+    return 1 << 62
+
+
+@dataclasses.dataclass(frozen=True)
+class TopkKernel:
+    """A registered indexer top-k kernel.
+
+    arm: dense or litetopk. accumulate: how it sums a dot product, fp32 or fp8 (the Hopper tensor core's 14 bits), which
+    decides its error margin. memory: bytes that a launch may hold beyond inputs and indices.
+    """
+
+    name: str
+    prepare: Callable[[TopkProblem], TopkLaunch]
+    requires: Requires
+    arm: str
+    accumulate: str
+    memory: Callable[[TopkProblem], int]
+    file: str
+    family: str = "indexer_topk"
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The name of its only arm."""
+        return (self.arm,)
+
+    def promises(self, device: torch.device | None) -> str:
+        """One line for `threearm arms`: how it sums, and the memory bound on a device at a size that tells kernels apart. None: not
+        on a device that it can run on, where its bound may need what is not there."""
+        if self.memory is no_bound:
+            return f"{self.accumulate} sums; no memory bound"
+        if device is None:
+            return f"{self.accumulate} sums; a memory bound"
+        try:
+            bound = f"{self.memory(_sized(8192, 1 << 20, device)) / 2**30:.2f} GiB"
+        except Exception as error:  # a loaded file's own function: it must not take the other kernels along
+            bound = f"unknown ({type(error).__name__})"
+        return f"{self.accumulate} sums; at 8192 rows, 1M keys, topk 2048 at most {bound} beyond inputs and indices"
+
+
+def _sized(rows: int, keys: int, device: torch.device) -> TopkProblem:
+    """A problem of this size whose tensors take no memory; not to be launched on."""
+    def like(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.zeros(1, device=device).to(dtype).expand(shape)
+
+    return TopkProblem(like(torch.float8_e4m3fn, rows, 32, HEAD_DIM), like(torch.float8_e4m3fn, keys, HEAD_DIM), like(torch.float32, keys),
+                       like(torch.float32, rows, 32), like(torch.int32, rows), like(torch.int32, rows), 2048, ((0, rows, 0, keys),))
+
+
+F = TypeVar("F", bound=Callable[[TopkProblem], TopkLaunch])
+
+
+def indexer_topk_kernel(name: str, arm: str = "litetopk", requires: Requires = Requires(heads=(32, 64)), accumulate: str = "fp32",
+                        memory: Callable[[TopkProblem], int] = no_bound) -> Callable[[F], F]:
+    """Register the decorated function as kernel `name`.
+
+    Raises ValueError if the name is taken by another file or is not made of letters, digits, '_', '-' and '.', or if arm or
+    accumulate is none of the words it may be.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise ValueError(f"kernel name {name!r}: allowed are letters, digits, '_', '-' and '.'")
+    if arm not in ARMS or accumulate not in ("fp32", "fp8"):
+        raise ValueError(f"arm={arm!r}, accumulate={accumulate!r}: allowed are {' and '.join(ARMS)}, fp32 and fp8")
+
+    def register(prepare: F) -> F:
+        file = prepare.__code__.co_filename
+        if name in KERNELS and KERNELS[name].file != file:
+            raise ValueError(f"kernel {name!r} is registered by {KERNELS[name].file} already")
+        KERNELS[name] = TopkKernel(name, prepare, requires, arm, accumulate, memory, file)
+        return prepare
+
+    return register
+
+
+def check_problem(p: TopkProblem, most: int = 1 << 14) -> None:
+    """Refuse what a kernel must not be launched on. Raises ValueError: shape, dtype, stride, device, alignment, topk above
+    `most`; ks, ke outside [0, s_kv] (reads them back, so it is set-up, not part of a launch)."""
+    rows, heads = p.num_q, p.heads
+    want = {"q_fp8": (p.q_fp8, (rows, heads, HEAD_DIM), torch.float8_e4m3fn), "k_fp8": (p.k_fp8, (p.s_kv, HEAD_DIM), torch.float8_e4m3fn),
+            "kv_scale": (p.kv_scale, (p.s_kv,), torch.float32), "weights": (p.weights, (rows, heads), torch.float32),
+            "ks": (p.ks, (rows,), torch.int32), "ke": (p.ke, (rows,), torch.int32)}
+    for name, (tensor, shape, dtype) in want.items():
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype} {list(shape)}, it is {tensor.dtype} {list(tensor.shape)}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, its strides are {tensor.stride()}")
+        if tensor.device != p.device:
+            raise ValueError(f"{name} is on {tensor.device}, q_fp8 on {p.device}")
+        if tensor.numel() and tensor.data_ptr() % 16:
+            raise ValueError(f"{name} must be aligned to 16 bytes, its address is {tensor.data_ptr():#x}")
+    if heads not in (32, 64):
+        raise ValueError(f"h={heads}: allowed are 32 and 64")
+    if not 1 <= p.topk <= most:
+        raise ValueError(f"topk={p.topk}: allowed is 1 to {most}")
+    bad = (p.ks < 0) | (p.ke > p.s_kv) | (p.ke < p.ks)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        raise ValueError(f"row {row}: its window [{int(p.ks[row])}, {int(p.ke[row])}) must lie within [0, {p.s_kv}), "
+                         "and ke must not be below ks")

@@ -1,0 +1,92 @@
+"""What the harness needs to know of a family: how its inputs are made, what is right, and what judges a kernel. Worker side.
+
+A Trial is one kernel on one case. The worker makes it as
+
+    trial = FAMILIES[kernel.family].trial(kernel, inputs, expected, digests, phase)
+
+with inputs from `make_inputs(case, device)`, expected from `reference(inputs, dtype)` (dtype fp32, or fp64 with --fp64), digests from
+`inputs.digests()` before anything was launched, and phase(name), which announces what is about to happen ("prepare", "first launch",
+"launch", "judge"): the parent's clock starts anew with every call, so a trial calls it before each long step. Then it asks for
+`trial.run(arm)`, once for each arm in the kernel's order, and for those whose checks all passed `trial.timed(arm)` and, after the
+timed loop, `trial.check_timed(arm, last)`. An exception in phase prepare, (first) launch or timing is the kernel's fault, in another
+phase the harness's own.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from cases.indexer_inputs import make_indexer_inputs
+from cases.inputs import make_inputs
+from harness.record import Lengths
+from harness.timing import Timed
+from harness.topk_trial import TopkTrial
+from harness.trial import KernelTrial
+from harness.verdicts import Check
+from references.indexer_topk import topk_reference
+from references.sparse_prefill import reference
+
+
+class Run(Protocol):
+    """What Trial.run returns: one arm, launched and judged. Plain attributes or properties, as the trial likes."""
+
+    @property
+    def checks(self) -> list[Check]:
+        """Every check; the arm's verdict is the worst of theirs."""
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The outputs whose fingerprints are recorded, by name. They must not change any more."""
+
+    @property
+    def lengths(self) -> Lengths | None:
+        """Statistics of the topk_length that the arm was given; None without one."""
+
+    @property
+    def note(self) -> str:
+        """What a reader must know, or ""."""
+
+    @property
+    def extra(self) -> dict[str, float]:
+        """Reported, not judged."""
+
+    @property
+    def ways(self) -> dict[str, int]:
+        """How many rows came to their result which way (arms.topk.WAYS); {} where the arm does not say."""
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes that a launch held at its peak beyond inputs and outputs; None where it was not measured."""
+
+
+class Trial(Protocol):
+    """One kernel on one case."""
+
+    def run(self, arm: str) -> Run:
+        """Launch an arm as often as its checks need, and judge it, also against the arms run before. Raises what the kernel raises."""
+
+    def timed(self, arm: str) -> Timed:
+        """What is timed of an arm that was run: derive() and launch(derived), whose result the worker keeps from the last call.
+        Prepares, if need be (phase "prepare"); a family without a topk_length has derive return None."""
+
+    def check_timed(self, arm: str, last: Any) -> Check:
+        """The check "timed-output": whether `last`, what launch() returned in the last timed call, is right once more.
+        FLAKY where the checked call was right and the timed one is not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What is done differently in another family."""
+
+    make_inputs: Callable[[Any, torch.device], Any]
+    reference: Callable[[Any, torch.dtype], Any]
+    trial: Callable[[Any, Any, Any, dict[str, str], Callable[[str], None]], Trial]
+
+
+FAMILIES = {
+    "sparse_prefill": Family(make_inputs, reference, KernelTrial),
+    "indexer_topk": Family(make_indexer_inputs, topk_reference, TopkTrial),
+}

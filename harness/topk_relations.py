@@ -1,0 +1,134 @@
+"""The checks that hold a choice of keys against another one (another launch, another arm), against what the arm says of its rows,
+and against the memory it may take. See topk_checks.py for the choice itself."""
+from __future__ import annotations
+
+import torch
+
+from arms.topk import WAYS, TopkResult
+from harness.compare import values_differ
+from harness.topk_checks import REFUSED
+from harness.topk_localise import Windows, localise_members
+from harness.topk_sets import SHOWN, Band, Difference, compare
+from harness.verdicts import Check, Verdict
+
+
+def status(result: TopkResult, wrong: torch.Tensor, windows: Windows) -> Check | None:
+    """What the arm says of its rows: a wrong row that it certifies is the worst there is, and a row that it gives up is no pass.
+
+    wrong: bool [num_q], rows in which another check found the choice wrong. None if the arm says nothing.
+    """
+    if result.status is None:
+        return None
+    said = result.status
+    unknown = (said < 0) | (said >= len(WAYS))
+    refused = said == REFUSED
+    lies, kept = wrong & ~refused, refused & (result.indices != -1).any(1)
+    bad = unknown | refused | lies
+    check = Check("status", Verdict.PASSED, f"every row certified: {in_words(ways(result))}", bad=int(bad.sum()), total=len(said))
+    if check.bad:
+        check.verdict = Verdict.FAILED
+        found = {"certified though wrong": lies, "given up (status failed)": refused & ~kept,
+                 "given up, yet with keys in place of -1": kept, f"with a status outside 0..{len(WAYS) - 1}": unknown}
+        check.detail = "; ".join(f"{int(rows.sum()):,} rows {name}" for name, rows in found.items() if bool(rows.any()))
+        check.first = [f"[row {row}] status {int(said[row])}" for row in bad.nonzero()[:SHOWN, 0].tolist()]
+        check.where = localise_members(bad, windows)
+    return check
+
+
+def ways(result: TopkResult) -> dict[str, int]:
+    """How many rows came to their result which way; {} where the arm does not say."""
+    if result.status is None:
+        return {}
+    return {way: count for number, way in enumerate(WAYS) if (count := int((result.status == number).sum()))}
+
+
+def in_words(counts: dict[str, int]) -> str:
+    """`30 scan, 2 rescan`."""
+    return ", ".join(f"{count:,} {way}" for way, count in counts.items())
+
+
+def _differs(found: Difference) -> str:
+    parts = [f"{found.keys:,} keys differ, in {int(found.rows.sum()):,} rows"] if found.keys else []
+    return ", ".join([*parts, f"{found.moved:,} rows in another order"] if found.moved else parts)
+
+
+def same_choice(name: str, got: TopkResult, other: TopkResult, band: Band, windows: Windows, labels: tuple[str, str],
+                verdict: Verdict = Verdict.FAILED) -> Check:
+    """Two launches chose the same keys, but for keys that tie with the k-th or are within its margin. Order is told, not judged."""
+    found = compare(got.indices, other.indices, band, labels)
+    check = Check(name, Verdict.PASSED, "the same keys in the same order", bad=int(found.far.sum()), total=len(found.rows))
+    told = _differs(found)
+    if told:
+        check.detail = f"the same keys but for ties and margins: {told}"
+    if check.bad:
+        check.verdict, check.first = verdict, found.first
+        check.detail = f"{found.far_keys:,} keys beyond ties and margins are in one choice only, in {check.bad:,} rows; all told: {told}"
+        check.where = localise_members(found.far, windows, found.places)
+    if got.values is not None and other.values is not None:
+        moved = values_differ(_ordered_values(got), _ordered_values(other)).any(1)
+        check.detail += f"; the arm's own values differ in {int(moved.sum()):,} rows" if bool(moved.any()) else ""
+    return check
+
+
+def _ordered_values(result: TopkResult) -> torch.Tensor:
+    """fp32 [num_q, topk]: the values of the chosen keys, ascending, behind -inf for the pads."""
+    assert result.values is not None
+    return torch.where(result.indices >= 0, result.values, -torch.inf).sort(1).values
+
+
+def written(fresh: TopkResult, before: TopkResult, band: Band, windows: Windows) -> Check:
+    """The same choice when every tensor made without values starts as NaN, or as the largest integer."""
+    check = same_choice("written", fresh, before, band, windows, ("on poisoned memory", "before"))
+    unset = {"slots of indices": fresh.indices == torch.iinfo(torch.int32).max}
+    if fresh.values is not None and before.values is not None:
+        unset["values"] = fresh.values.isnan() & ~before.values.isnan() & (fresh.indices >= 0)
+    if fresh.status is not None:
+        unset["slots of status"] = fresh.status == torch.iinfo(torch.int32).max
+    left = {name: int(mask.sum()) for name, mask in unset.items() if bool(mask.any())}
+    if left:
+        rows = torch.stack([mask.view(len(mask), -1).any(1) for mask in unset.values()]).any(0)
+        check.verdict, check.bad = Verdict.FAILED, int(rows.sum())
+        check.detail = f"unwritten: {', '.join(f'{n:,} {name}' for name, n in left.items())}; " + check.detail
+        check.where = localise_members(rows, windows)
+    elif check.verdict is Verdict.PASSED:
+        check.detail = "every slot written over NaN and the largest integer; " + check.detail
+    return check
+
+
+def dense_vs_litetopk(result: TopkResult, dense: TopkResult, band: Band, windows: Windows) -> tuple[Check, int]:
+    """A litetopk arm's keys against those of torch_dense, by torch_dense's own scores; and the number of keys that differ.
+
+    band: from `band_of_arm`; its margin is the error that both arms may have.
+    """
+    found = compare(result.indices, dense.indices, band, ("litetopk", "dense"))
+    check = Check("dense-vs-litetopk", Verdict.PASSED, "the same keys in every row", bad=int(found.far.sum()), total=len(found.rows))
+    if found.keys:
+        check.detail = f"{found.keys:,} keys differ, in {int(found.rows.sum()):,} rows, all of them ties or within the margins"
+    if check.bad:
+        check.verdict, check.first = Verdict.FAILED, found.first
+        check.detail = f"{found.far_keys:,} of {found.keys:,} keys that differ are beyond ties and margins, in {check.bad:,} rows"
+        check.where = localise_members(found.far, windows, found.places)
+    return check, found.keys
+
+
+def band_of_arm(arm: TopkResult, band: Band, eps: torch.Tensor) -> Band:
+    """A band around an arm's own k-th score: its lowest chosen score, by the scores or values that it exposes. eps [num_q].
+    Falls back to the reference's scores where the arm exposes none."""
+    if arm.logits is None or arm.values is None:
+        return Band(band.scores, band.kth, eps, band.ks, band.ke, band.s_kv)
+    kth = torch.where(arm.indices >= 0, arm.values, torch.inf).amin(1)
+    return Band(arm.logits, kth, eps, band.ks, band.ke, band.s_kv)
+
+
+def memory(peak: int, bound: int, num_q: int, s_kv: int) -> Check | None:
+    """The most that a launch holds beyond inputs and indices, against what the kernel declares. None if it declares nothing."""
+    if bound >= 1 << 60:
+        return None
+    matrix = 4 * num_q * s_kv
+    detail = f"{mib(peak)} at the peak, {mib(bound)} declared; all scores together are {mib(matrix)}"
+    return Check("memory", Verdict.FAILED if peak > bound else Verdict.PASSED, detail, bad=int(peak > bound), total=1)
+
+
+def mib(size: int) -> str:
+    """Bytes as MiB with three digits."""
+    return f"{size / (1 << 20):.3g} MiB" if size < 1000 << 20 else f"{size / (1 << 30):.3g} GiB"

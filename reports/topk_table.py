@@ -1,0 +1,80 @@
+"""indexer_topk: one table, a row a case and a column a kernel, and what the fastest dense arm takes over the fastest litetopk arm."""
+from __future__ import annotations
+
+import pandas as pd
+from rich.table import Column, Table
+from rich.text import Text
+
+from harness.record import Record
+from harness.verdicts import Verdict
+from reports.cells import cell, coloured, labels, margin_text, markdown_table, missing, names, ratio
+from reports.frame import frame
+
+ORDER = ("dense", "litetopk")
+RATIO = "dense / litetopk"
+
+
+def table_of(records: list[Record]) -> tuple[list[str], list[list[str]]]:
+    """Headings (case; kernel and arm of each column, dense first; ratio; margin) and rows of text."""
+    data = frame(records)
+    own = labels(list(dict.fromkeys(record.case for record in records)))[1]
+    columns = sorted(dict.fromkeys((record.kernel, record.source) for record in records), key=lambda arm: ORDER.index(arm[1]))
+    rows = []
+    for case, group in data.groupby("case", sort=False):
+        arms = {(row["kernel"], row["source"]): row for _, row in group.iterrows()}
+        cells = [cell(arms[arm], "\n") if arm in arms else "" for arm in columns]
+        rows.append([own[str(case)], *cells, dense_over_litetopk(list(arms.values())), margin_text(list(group["margin"]))])
+    return ["case", *(f"{kernel}\n{arm}" for kernel, arm in columns), RATIO, "margin"], rows
+
+
+def dense_over_litetopk(arms: list[pd.Series]) -> str:
+    """The fastest dense over the fastest litetopk of one case, and which they are where there are several. "" unless both passed
+    and every time of the case was taken under one contract."""
+    timed = [arm for arm in arms if arm["verdict"] == Verdict.PASSED.value and not missing(arm["median"])]
+    kinds = [[arm for arm in timed if arm["source"] == kind] for kind in ORDER]
+    if not all(kinds) or len({arm["contract"] for arm in timed}) > 1:
+        return ""
+    dense, litetopk = (min(kind, key=lambda arm: arm["median"]) for kind in kinds)
+    text = f"{ratio(dense, litetopk):.2f}x"
+    return text if len(timed) == len(ORDER) else f"{text}\n{dense['kernel']}\n/ {litetopk['kernel']}"
+
+
+def terminal(records: list[Record]) -> Table:
+    """The table for a terminal."""
+    head, rows = table_of(records)
+    table = Table(Column(head[0], overflow="fold"), *head[1:], title=Text("indexer_topk"), title_justify="left", title_style="bold")
+    for row in rows:
+        table.add_row(row[0].replace(",", ", "), *map(coloured, row[1:-2]), *row[-2:])
+    return table
+
+
+def markdown(records: list[Record]) -> str:
+    """The table as Markdown."""
+    return "#### indexer_topk\n\n" + markdown_table(*table_of(records))
+
+
+LEGEND = (
+    f"{RATIO}: the fastest dense arm that passed over the fastest litetopk arm that passed, by median; each kernel has a process of its "
+    "own, so they are timed one after the other",
+    "rows by way, where not every row was certified by its first scan: scan, rescan, dense, failed",
+    "margin: largest error over its bound (above 1 fails)",
+)
+CONTRACTS = {
+    "kernel": "sum of the CUDA kernels of one call (torch.profiler)",
+    "span": "CUDA events around the call, launch hidden",
+    "wall": "host clock around the call",
+}
+THROTTLED = "compare only where the clocks agree (threearm report --markdown shows them)"
+
+
+def resources(records: list[Record]) -> str:
+    """Markdown: how many rows of an arm came to their result which way, the peak of transient memory, clocks around the timing."""
+    shown = [record for record in records if record.ways or record.memory is not None]
+    own = names(list(dict.fromkeys(record.case for record in shown)))
+    rows = []
+    for record in shown:
+        ways = ", ".join(f"{count:,} {way}" for way, count in record.ways.items() if count)
+        memory = "" if record.memory is None else f"{record.memory / 2**20:,.1f}"
+        rows.append([own[record.case], record.arm, record.verdict.value, ways, memory, record.time.clocks if record.time else ""])
+    head = ["case", "arm", "verdict", "rows by way", "peak transient memory, MiB", "clocks around its timing"]
+    return "#### Rows by way, memory, clocks\n\n" + markdown_table(head, rows) if rows else ""
