@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +76,8 @@ class Requires:
     """What a kernel needs, as data, so that the harness can say why it does not run.
 
     device: cpu, cuda or any; capability: CUDA (major, minor) pairs, () for all; distribution: pip names it may be
-    installed under; entry: "module:function", whose signature also tells whether it takes topk_length;
+    installed under; entry: "module:function", whose signature also tells whether it takes topk_length; program: what it runs
+    while it is made ready (nvcc), found by find_program;
     heads: what it accepts, () for everything; topk_multiple: topk (the width) must be a multiple of this.
     sparse_prefill alone: dtypes, d_qk: what it accepts.
     indexer_topk alone: topk_in: what it accepts, () for everything; topk_max: the most it takes, 0 for any; keys: the least
@@ -86,6 +89,7 @@ class Requires:
     capability: tuple[tuple[int, int], ...] = ()
     distribution: tuple[str, ...] = ()
     entry: str = ""
+    program: str = ""
     dtypes: tuple[str, ...] = ("bf16", "fp8")
     heads: tuple[int, ...] = ()
     d_qk: tuple[int, ...] = (512, 576)
@@ -103,6 +107,11 @@ class Requires:
             raise ValueError(f"device={self.device!r}: allowed are any, cpu, cuda")
         if not set(self.dtypes) <= {"bf16", "fp8"}:
             raise ValueError(f"dtypes={self.dtypes!r}: allowed are bf16 and fp8")
+
+
+def find_program(name: str) -> str | None:
+    """Where a program is: on PATH, or in CUDA's folder (CUDA_HOME, /usr/local/cuda)."""
+    return shutil.which(name) or shutil.which(name, path=os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin"))
 
 
 @dataclasses.dataclass(frozen=True)

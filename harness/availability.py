@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from arms.kernel import Kernel, Requires
+from arms.kernel import Kernel, Requires, find_program
 from arms.topk import TopkKernel
 from cases import Case, IndexerTopkCase, SparsePrefillCase
 from harness.machine import version_of
@@ -36,6 +36,8 @@ def unavailable(kernel: AnyKernel, device: torch.device) -> str:
         if have not in need.capability:
             wanted = " or ".join(f"{a}.{b}" for a, b in need.capability)
             return f"needs compute capability {wanted}, this GPU has {have[0]}.{have[1]}"
+    if need.program and find_program(need.program) is None:
+        return f"{need.program} is neither on PATH nor in CUDA_HOME"
     if need.entry:
         package = need.entry.partition(":")[0].partition(".")[0]
         if importlib.util.find_spec(package) is None:
@@ -123,6 +125,8 @@ def requirements(kernel: AnyKernel) -> str:
     parts = [need.device if need.device != "any" else "any device", *([] if topk else ["/".join(need.dtypes)])]
     if need.capability:
         parts.append("SM" + "/".join(f"{a}{b}" for a, b in need.capability))
+    if need.program:
+        parts.append(need.program)
     if need.heads:
         parts.append(f"{'h' if topk else 'h_q'} {'/'.join(map(str, need.heads))}")
     if need.d_qk != (512, 576):

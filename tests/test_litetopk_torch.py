@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from topk_problems import assert_right, best, problem, steered
+from topk_problems import assert_right, best, one_thread, problem, steered
 
 from arms.indexer_topk.litetopk_torch import calibrated, corrected, run
 from arms.litetopk import torch_scan
@@ -28,6 +28,8 @@ K, CAP, SAMPLE, ONE_ROW = 2048, 16384, 8192, Tile(1, 4096)
 S256K, S1M = 1 << 18, 1 << 20
 LAG = 4  # tiles between two looks at the counts: as published, 64 blocks of 256 keys
 G1, G2 = dataclasses.replace(PUBLISHED_1, refresh=LAG), dataclasses.replace(PUBLISHED_2, refresh=LAG)
+
+__all__ = ["one_thread"]  # a fixture that every test of this module uses
 
 
 def normal(count: int, seed: int = 0) -> torch.Tensor:

@@ -12,12 +12,14 @@ from typing import ClassVar
 
 import pytest
 import torch
-from topk_problems import assert_right, best, problem, steered
+from topk_problems import assert_right, best, one_thread, problem, steered
 
 from arms.indexer_topk import deep_gemm, litetopk_sglang
 from arms.kernel import KERNELS
 from arms.scoring import score_tile
 from arms.topk import WAYS, TopkProblem, TopkResult
+
+__all__ = ["one_thread"]  # a fixture that every test of this module uses
 
 
 def package(monkeypatch: pytest.MonkeyPatch, name: str, **contents: object) -> types.ModuleType:

@@ -1,6 +1,9 @@
 """Problems for the indexer top-k arms, made by hand, and what is right for them."""
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 
 from arms.topk import TopkProblem, TopkResult
@@ -8,6 +11,15 @@ from arms.topk import TopkProblem, TopkResult
 FP8 = torch.float8_e4m3fn
 ONE = 0x38  # 1.0 in e4m3
 Requests = list[tuple[int, int]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """torch on one thread: these problems are so small that threads waiting for each other on a busy machine take most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def layout(requests: Requests) -> tuple[torch.Tensor, torch.Tensor, tuple[tuple[int, int, int, int], ...]]:

@@ -18,6 +18,7 @@ from arms.topk import TopkLaunch, TopkProblem, TopkResult, check_problem, indexe
 ROWS = 4  # a block of the SM90 kernel at 32 heads: chunks begin at whole blocks and logits are allocated in them
 ALIGN = 256  # the row stride of the logits is this many floats more than s_kv, rounded up to a multiple of it
 MASK_COLUMNS = 1 << 15
+ONE_CALL = 34 << 30  # bytes of logits: 8192 rows by a million keys
 
 Select = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(logits [rows, s_kv], lengths int32 [rows], row_starts int32 [rows]) -> int32 [rows, topk], absolute positions, then -1."""
@@ -47,19 +48,29 @@ def row_bytes(s_kv: int) -> int:
     return 4 * (-(-(s_kv + ALIGN) // ALIGN) * ALIGN)
 
 
-def memory(p: TopkProblem) -> int:
+def memory(p: TopkProblem, budget: int = ONE_CALL) -> int:
     """Bytes beyond inputs and indices: one chunk of logits (twice where torch.topk makes it contiguous), padded scales, windows, what
     the choice holds."""
-    rows = chunk_rows(p.num_q, row_bytes(p.s_kv), BUDGET["cuda"], ROWS)
+    rows = chunk_rows(p.num_q, row_bytes(p.s_kv), budget, ROWS)
     choice = rows * row_bytes(p.s_kv) + choosing_bytes(p, rows) + 16 * rows * MASK_COLUMNS
     return (rows + ROWS) * row_bytes(p.s_kv) + choice + 8 * (p.s_kv + 4) + 32 * p.num_q
 
 
-@indexer_topk_kernel("deep_gemm", arm="dense", accumulate="fp8", memory=memory, requires=Requires(
-    device="cuda", capability=((9, 0), (10, 0)), distribution=("sgl-deep-gemm", "deep-gemm"), entry="deep_gemm:fp8_mqa_logits",
-    heads=(32, 64), note="top-k of sglang-kernel at 2048, of sglang at 512, else torch.topk"))
+REQUIRES = Requires(device="cuda", capability=((9, 0), (10, 0)), distribution=("sgl-deep-gemm", "deep-gemm"),
+                    entry="deep_gemm:fp8_mqa_logits", heads=(32, 64),
+                    note="top-k of sglang-kernel at 2048, of sglang at 512, else torch.topk")
+
+
+@indexer_topk_kernel("deep_gemm", arm="dense", accumulate="fp8", memory=memory, requires=REQUIRES)
 def deep_gemm(problem: TopkProblem) -> TopkLaunch:
-    """e4m3, chunks of serving's 512 MiB of logits."""
+    """All rows in one call, up to 34 GiB of logits: the dense path at its fastest, which a LiteTopk is to be compared with."""
+    return prepare(problem, ONE_CALL)
+
+
+@indexer_topk_kernel("deep_gemm_chunked", arm="dense", accumulate="fp8", requires=REQUIRES,
+                     memory=lambda p: memory(p, BUDGET["cuda"]))
+def deep_gemm_chunked(problem: TopkProblem) -> TopkLaunch:
+    """In chunks of serving's 512 MiB of logits: from some length on a chunk has too few rows to fill the GPU."""
     return prepare(problem, BUDGET["cuda"])
 
 

@@ -15,7 +15,7 @@ def memory(p: TopkProblem) -> int:
 
 
 @indexer_topk_kernel("litetopk_cuda", accumulate="fp8", memory=memory,
-                     requires=Requires(device="cuda", capability=((9, 0),), heads=(32, 64), note="nvcc"))
+                     requires=Requires(device="cuda", capability=((9, 0),), heads=(32, 64), program="nvcc", topk_max=MOST))
 def litetopk_cuda(p: TopkProblem) -> TopkLaunch:
     """SM90. Raises arms.litetopk.cuda_library.BuildError where nvcc is missing."""
     from arms.litetopk.certify import certified

@@ -19,7 +19,7 @@ def memory(p: TopkProblem) -> int:
 
 @indexer_topk_kernel("litetopk_triton", accumulate="fp32" if INTERPRETED else "fp8", memory=memory,
                      requires=Requires(device="any" if INTERPRETED else "cuda", capability=((9, 0),), heads=(32, 64),
-                                       distribution=("triton",), entry="triton:jit"))
+                                       distribution=("triton",), entry="triton:jit", topk_max=MOST))
 def litetopk_triton(p: TopkProblem) -> TopkLaunch:
     """SM90; the CPU where TRITON_INTERPRET=1."""
     from arms.litetopk.certify import certified

@@ -17,7 +17,7 @@ def memory(p: TopkProblem) -> int:
 
 @indexer_topk_kernel("litetopk_windowed", accumulate="fp8", memory=memory,
                      requires=Requires(device="cuda", capability=((9, 0),), heads=(32, 64), distribution=("sgl-deep-gemm", "deep-gemm"),
-                                       entry="deep_gemm:fp8_mqa_logits", note="nvcc"))
+                                       entry="deep_gemm:fp8_mqa_logits", program="nvcc", topk_max=MOST))
 def litetopk_windowed(p: TopkProblem) -> TopkLaunch:
     """SM90. Raises arms.litetopk.cuda_library.BuildError where nvcc is missing."""
     from arms.litetopk.certify import certified

@@ -5,13 +5,13 @@ import ctypes
 import functools
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 import torch
 
+from arms.kernel import find_program
 from arms.litetopk.layout import SIGMAS, Layout, Selected
 from arms.litetopk.sample import Sample
 from arms.topk import TopkProblem
@@ -27,7 +27,7 @@ class BuildError(RuntimeError):
 @functools.cache
 def library() -> ctypes.CDLL:
     """The sources, compiled once for each version of them into the user's cache. Raises BuildError."""
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin"))
+    nvcc = find_program("nvcc")
     if nvcc is None:
         raise BuildError("nvcc is not on PATH nor in CUDA_HOME: litetopk_cuda is compiled where it runs")
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
