@@ -15,6 +15,8 @@ import torch
 from topk_problems import assert_right, problem, steered
 
 pytest.importorskip("triton", reason="Triton is not installed: the fused arms are not tried")
+if torch.cuda.is_available():
+    pytest.skip("with a GPU the kernels are compiled: see test_fused_cuda.py", allow_module_level=True)
 os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels' modules are imported (which this one alone does) and when they are called
 
 from arms.litetopk.certify import certified
@@ -25,7 +27,6 @@ from arms.litetopk.select_triton import seed, select
 from arms.topk import WAYS, TopkProblem, TopkResult
 
 del os.environ["TRITON_INTERPRET"]
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU they are compiled: see test_fused_cuda.py")
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +170,16 @@ def test_the_sample_is_spread_over_the_request() -> None:
     assert len(set(first.tolist())) == 1024 and int(first.min()) < 10 and 4990 < int(first.max()) < 5000
     assert int(first.diff().max()) < 2 * 5000 / 1024 + 1
     assert sample.first.tolist() == [0, 0, 1024] and sample.last.tolist() == [1024, 1024, 1724]
+
+
+def test_rows_of_no_request_have_no_sample() -> None:
+    p = problem([(2, 300)], 16)
+    padded = dataclasses.replace(p, q_fp8=torch.cat([p.q_fp8, p.q_fp8[:1]]), weights=torch.cat([p.weights, p.weights[:1]]),
+                                 ks=torch.cat([p.ks, p.ks.new_zeros(1)]), ke=torch.cat([p.ke, p.ke.new_zeros(1)]))
+    assert plan_sample(padded).last.tolist() == [300, 300, 0]
+    result = launch(padded)
+    assert_right(padded, result)
+    assert ways(result) == ["scan"] * 3
 
 
 def test_room_for_candidates() -> None:

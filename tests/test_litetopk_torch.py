@@ -291,6 +291,18 @@ def test_a_certificate_needs_room_and_a_threshold_behind_the_kth() -> None:
     assert bool(certified(gate, found, 3))
 
 
+def test_counts_of_what_was_kept_and_of_what_was_lost() -> None:
+    found = Candidates.none(2, 5, 4, torch.device("cpu"))
+    for key0 in (100, 108):
+        passes = torch.tensor([[True, False, True, True, False, False, True, True], [False] * 8])
+        found.add(key0, torch.arange(8).float().expand(2, 8) + key0, passes, torch.tensor([0.0, 0, 1, 1, 2, 2, 3, 3]).expand(2, 8))
+    assert (found.emitted.tolist(), found.kept.tolist(), found.dropped.tolist()) == ([10, 0], [5, 0], [5, 0])
+    assert (found.stored[0].tolist(), found.lost[0].tolist()) == ([1, 2, 0, 2], [1, 2, 0, 2])
+    assert found.index[0, :5].tolist() == [100, 102, 103, 106, 107] == found.value[0, :5].tolist()
+    assert int(found.stored[1].sum()) == int(found.lost[1].sum()) == 0 and found.index[1, :5].tolist() == [-1] * 5
+    assert (float(found.best[0]), float(found.worst[0])) == (115, 100)
+
+
 def test_buckets_never_rise_with_the_score() -> None:
     """Also of scales that overflow, and of infinite scores; only NaN has no bucket."""
     ends = torch.tensor([math.inf, -math.inf, 0.0, -0.0, 3.4e38, -3.4e38])
@@ -306,6 +318,28 @@ def test_buckets_never_rise_with_the_score() -> None:
                 assert not bool(bucket.isnan().any()) and bool((bucket.diff() <= 0).all())
                 assert float(bucket[-1]) == 0.0 and float(bucket[0]) == config.buckets - 1
                 assert bool(each.bucket(torch.tensor([[math.nan]])).isnan())
+
+
+@pytest.mark.parametrize("spread", ["strided", "prefix"])
+def test_a_row_is_calibrated_on_keys_that_it_may_attend(spread: str) -> None:
+    """A whole prompt of rising scores: keys after a row's own are better, and must not raise its gate. Too few before it: open."""
+    p = steered(torch.arange(1, 401).float(), 20, [(400, 400)])
+    scorer = Table(p, Tile(8, 128))
+    config = Config(sample=64, capacity=400, spread=spread)
+    opened = 0
+    for row0 in range(0, 400, 8):
+        gate = calibrated(Block(scorer, row0, row0 + 8), p.topk, config)
+        for place, row in enumerate(range(row0, row0 + 8)):
+            least = gate.bucket(torch.full((8, 1), float(max(row + 1 - p.topk + 1, 1))))[place, 0]
+            assert int(gate.threshold[place]) >= int(least)
+            opened += int(gate.threshold[place]) == config.buckets - 1
+    assert opened == (20 * 400 // 64 if spread == "strided" else 20)  # with exactly topk of them, the last is the worst of all
+
+
+def test_infinite_scores_do_not_stretch_the_scale() -> None:
+    sample, may = torch.tensor([[3.0, -math.inf, 1.0, math.inf, math.nan, 9.0]]), torch.tensor([[True] * 5 + [False]])
+    gate = calibrate(sample, may, torch.tensor([100]), 2, Config(buckets=11))
+    assert (float(gate.origin), float(gate.inv_delta), int(gate.threshold)) == (-3.0, 5.0, 0)
 
 
 def test_rank_of_a_margin_gate() -> None:

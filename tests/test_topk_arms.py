@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from topk_problems import FP8, assert_right, best, one_thread, problem, steered
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from arms import scoring
 from arms.dense import BUDGET, chunk_rows, chunks
 from arms.indexer_topk import litetopk_torch, torch_dense
 from arms.kernel import KERNELS
@@ -70,13 +71,28 @@ def test_a_score_has_the_same_bits_whatever_is_asked_with_it() -> None:
         assert torch.equal(scorer.masked(*rows, *keys), whole[slice(*rows), slice(*keys)])
 
 
-def test_tf32_is_off_and_the_setting_restored() -> None:
-    before = torch.get_float32_matmul_precision()
+def test_products_are_of_whole_tiles_of_a_fixed_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that bits cannot depend on what is asked: here a score is its place within the product that made it."""
+    def places(q: torch.Tensor, weights: torch.Tensor, k: torch.Tensor, kv_scale: torch.Tensor) -> torch.Tensor:
+        assert (len(q), len(weights), len(k), len(kv_scale)) == (4, 4, 64, 64)
+        return torch.arange(4 * 64).view(4, 64).float()
+
+    monkeypatch.setattr(scoring, "score_tile", places)
+    scorer = Scorer(problem([(11, 300)], 8), Tile(4, 64))
+    whole = scorer.raw(0, 11, 0, 290)
+    for rows, keys in (((3, 4), (10, 11)), ((2, 9), (63, 200)), ((5, 11), (0, 65))):
+        assert torch.equal(scorer.raw(*rows, *keys), whole[slice(*rows), slice(*keys)])
+    assert scorer.at(5, 8, torch.arange(70)).tolist() == [[64 * (row - 4) + place % 64 for place in range(70)] for row in (5, 6, 7)]
+
+
+def test_tf32_is_off_and_the_setting_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, used, bmm = torch.get_float32_matmul_precision(), [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *a: (used.append(torch.get_float32_matmul_precision()), bmm(*a))[1])
     torch.set_float32_matmul_precision("medium")
     try:
         p = problem([(2, 50)], 4)
         assert_right(p, launch("torch_dense", p))
-        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.get_float32_matmul_precision() == "medium" and set(used) == {"highest"}
     finally:
         torch.set_float32_matmul_precision(before)
 

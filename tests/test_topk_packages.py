@@ -89,19 +89,19 @@ def fast_topk(score, lengths, topk, row_starts=None):  # type: ignore[no-untyped
 
 def with_empty_rows(p: TopkProblem) -> TopkProblem:
     ke = p.ke.clone()
-    ke[[1, 2]] = p.ks[[1, 2]]
+    ke[[1, 2, -1]] = p.ks[[1, 2, -1]]
     return dataclasses.replace(p, ke=ke)
 
 
 @pytest.mark.parametrize("topk", [5, 512, 2048])
-@pytest.mark.parametrize("budget", [1, 10 * 4 * 3072, 1 << 30])
+@pytest.mark.parametrize("budget", [1, 10 * 4 * 1280, 1 << 30])
 def test_deep_gemm(gemm: DeepGemm, monkeypatch: pytest.MonkeyPatch, topk: int, budget: int) -> None:
     package(monkeypatch, "sgl_kernel", fast_topk_transform_ragged_fused=ragged_fused)
     package(monkeypatch, "sglang.kernels.ops.attention.fast_topk", fast_topk=fast_topk)
-    p = with_empty_rows(problem([(7, 600), (6, 2203)], topk))
+    p = with_empty_rows(problem([(7, 600), (6, 203)], topk))
     assert (deep_gemm.selector(topk) is None) == (topk == 5)
     result = deep_gemm.prepare(p, budget)()
-    rows = {1: 4, 10 * 4 * 3072: 8, 1 << 30: 13}[budget]
+    rows = {1: 4, 10 * 4 * 1280: 8, 1 << 30: 13}[budget]
     assert gemm.calls == [min(rows, 13 - row) for row in range(0, 13, rows)]
     assert isinstance(result, TopkResult) and (result.values is None) == (topk != 5)
     assert_right(p, result)

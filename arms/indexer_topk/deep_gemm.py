@@ -12,12 +12,13 @@ from collections.abc import Callable
 import torch
 
 from arms.dense import BUDGET, TopkWriter, choosing_bytes, chunk_rows, chunks
-from arms.kernel import Requires
+from arms.kernel import Limit, Requires
 from arms.topk import TopkLaunch, TopkProblem, TopkResult, check_problem, indexer_topk_kernel
 
 ROWS = 4  # a block of the SM90 kernel at 32 heads: chunks begin at whole blocks and logits are allocated in them
 ALIGN = 256  # the row stride of the logits is this many floats more than s_kv, rounded up to a multiple of it
 MASK_COLUMNS = 1 << 15
+KEPT = 36 << 20  # bytes that the packages keep once they have run: measured, 32 MiB
 ONE_CALL = 34 << 30  # bytes of logits: 8192 rows by a million keys
 
 Select = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -53,11 +54,13 @@ def memory(p: TopkProblem, budget: int = ONE_CALL) -> int:
     the choice holds."""
     rows = chunk_rows(p.num_q, row_bytes(p.s_kv), budget, ROWS)
     choice = rows * row_bytes(p.s_kv) + choosing_bytes(p, rows) + 16 * rows * MASK_COLUMNS
-    return (rows + ROWS) * row_bytes(p.s_kv) + choice + 8 * (p.s_kv + 4) + 32 * p.num_q
+    return (rows + ROWS) * row_bytes(p.s_kv) + choice + 8 * (p.s_kv + 4) + 32 * p.num_q + KEPT
 
 
+INFINITE = Limit(("dense", "litetopk"), "values", ("inf",),
+                 "DeepGEMM scales partial sums over heads: an infinite kv_scale gives NaN where they differ in sign or one is 0")
 REQUIRES = Requires(device="cuda", capability=((9, 0), (10, 0)), distribution=("sgl-deep-gemm", "deep-gemm"),
-                    entry="deep_gemm:fp8_mqa_logits", heads=(32, 64),
+                    entry="deep_gemm:fp8_mqa_logits", heads=(32, 64), limits=(INFINITE,),
                     note="top-k of sglang-kernel at 2048, of sglang at 512, else torch.topk")
 
 

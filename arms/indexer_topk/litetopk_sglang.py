@@ -35,7 +35,7 @@ def sm90_memory(p: TopkProblem) -> int:
     their bookkeeping; or the dense path, where that is larger."""
     rows = p.num_q * (8 * CAPACITY + 4 * HOT + 4 * 256 + 3 * 4 * TOPK + 64)
     keys = p.s_kv * (128 + 4 + 16) + 2 * p.s_kv // 8192 * 1537 + (1 << 20)
-    return max(rows + keys, deep_gemm.memory(p))
+    return max(rows + keys, deep_gemm.memory(p, BUDGET["cuda"]))
 
 
 @indexer_topk_kernel("litetopk_sglang", accumulate="fp8", memory=sm100_memory, requires=Requires(

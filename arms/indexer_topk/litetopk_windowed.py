@@ -1,6 +1,7 @@
 """litetopk_windowed: DeepGEMM scores one window of keys at a time, small enough to stay in L2; what passes the gate is kept there."""
 from __future__ import annotations
 
+from arms.indexer_topk.deep_gemm import INFINITE
 from arms.kernel import Requires
 from arms.topk import TopkLaunch, TopkProblem, check_problem, indexer_topk_kernel
 
@@ -17,7 +18,7 @@ def memory(p: TopkProblem) -> int:
 
 @indexer_topk_kernel("litetopk_windowed", accumulate="fp8", memory=memory,
                      requires=Requires(device="cuda", capability=((9, 0),), heads=(32, 64), distribution=("sgl-deep-gemm", "deep-gemm"),
-                                       entry="deep_gemm:fp8_mqa_logits", program="nvcc", topk_max=MOST))
+                                       entry="deep_gemm:fp8_mqa_logits", program="nvcc", topk_max=MOST, limits=(INFINITE,)))
 def litetopk_windowed(p: TopkProblem) -> TopkLaunch:
     """SM90. Raises arms.litetopk.cuda_library.BuildError where nvcc is missing."""
     from arms.litetopk.certify import certified

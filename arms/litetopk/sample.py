@@ -27,14 +27,15 @@ def sample_length(keys: int) -> int:
 def plan_sample(p: TopkProblem) -> Sample:
     """sample_length positions of each request's keys, one in each of as many equal strata, at places that no period of the keys keeps
     step with (multiples of the golden ratio). All positions where the request has no more."""
-    positions, first, last, width, column = [], [], [], 0, 0
+    positions, width, column = [], 0, 0
+    first, last = [0] * p.num_q, [0] * p.num_q  # rows of no request have no sample
     for row0, row1, kv0, kv1 in p.requests:
         count = sample_length(kv1 - kv0)
         i = torch.arange(count, dtype=torch.float64)
         positions.append(kv0 + ((i + (i * 0.6180339887498949) % 1.0) * ((kv1 - kv0) / max(1, count))).long())
-        first += [column] * (row1 - row0)
+        first[row0:row1] = [column] * (row1 - row0)
         column += count
-        last += [column] * (row1 - row0)
+        last[row0:row1] = [column] * (row1 - row0)
         width = max(width, count)
 
     def on_device(values: list[int] | torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ BLOCK = 128  # keys of a tile
 MOST_SPLITS = 4  # of a block's keys, where there are fewer blocks of rows than multiprocessors
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["stride", "num_q", "s_kv"])  # type: ignore[untyped-decorator]
 def _scan(q, k, scale, weight, ks, ke, threshold, candidate, count, score, stride, num_q, s_kv, SPLITS: tl.constexpr,  # type: ignore[no-untyped-def]
           SEGMENT: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.constexpr):
     block, split = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -29,7 +29,7 @@ def _kth(key, usable, rank):  # type: ignore[no-untyped-def]
     return t
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["stride", "topk", "whole"])  # type: ignore[untyped-decorator]
 def _seed(score, stride, position, first, last, ks, ke, threshold, topk, whole, sigmas, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     start, end = tl.load(first + row), tl.load(last + row)
@@ -47,7 +47,7 @@ def _seed(score, stride, position, first, last, ks, ke, threshold, topk, whole, 
     tl.store(threshold + row, tl.where((length <= whole) | (rank > found), -float("inf"), t))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["topk"])  # type: ignore[untyped-decorator]
 def _select(candidate, count, threshold, index, value, status, bound, topk, WIDTH: tl.constexpr, LANES: tl.constexpr,  # type: ignore[no-untyped-def]
             SEGMENT: tl.constexpr, TIES: tl.constexpr, COUNTS: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -97,7 +97,7 @@ def seed(score: torch.Tensor, sample: Sample, p: TopkProblem, layout: Layout, fa
     (times `factor`). Rows with no more keys than there is room for, or with too small a sample, pass whole.
     """
     threshold = torch.empty(p.num_q, dtype=torch.float32, device=p.device)
-    block = triton.next_power_of_2(max(16, sample.width))
+    block = triton.next_power_of_2(max(1024, sample.width))
     _seed[(p.num_q,)](score, score.stride(0), sample.position, sample.first, sample.last, p.ks, p.ke, threshold, p.topk,
                       layout.holds_any, SIGMAS, float(factor), BLOCK=block, num_warps=4 if block <= 4096 else 8)
     return threshold
