@@ -6,7 +6,7 @@ import torch
 
 from arms.litetopk.torch_config import Config
 from arms.litetopk.torch_gate import Gate, calibrate, first_reaching, zoom
-from arms.litetopk.torch_scan import Block, Candidates, scan, scan_bytes
+from arms.litetopk.torch_scan import Block, Candidates, candidates_bytes, scan, step_bytes
 from arms.litetopk.torch_select import certified, choose, choose_bytes, stream, up_to
 from arms.litetopk.torch_trace import Trace
 from arms.scoring import TILES, Scorer, scoring_bytes
@@ -17,11 +17,14 @@ SCAN, RESCAN, DENSE = (WAYS.index(way) for way in ("scan", "rescan", "dense"))
 
 
 def memory(p: TopkProblem) -> int:
-    """Bytes beyond inputs and indices, whatever the number of keys: one block's scan and choice, values and status of all rows."""
-    tile, capacity = TILES[p.device.type], CONFIG.room(p.topk)
-    columns = max(min(CONFIG.sample, p.s_kv), tile.keys)
-    block = scan_bytes(tile.rows, columns, capacity, CONFIG.buckets) + choose_bytes(tile.rows, max(capacity, p.topk + tile.keys), p.topk)
-    return 2 * block + scoring_bytes(p) + p.num_q * (4 * p.topk + 4) + 8 * CONFIG.sample + (1 << 20)
+    """Bytes beyond inputs and indices, whatever the number of keys: one block's candidates, a step or the choice among them, a tile of
+    dot products, the sample's positions, and the values and status of all rows."""
+    device, capacity = p.device.type, CONFIG.room(p.topk)
+    tile = TILES[device]
+    step = step_bytes(tile.rows, max(CONFIG.sample, tile.keys))
+    choice = choose_bytes(tile.rows, max(capacity, p.topk + tile.keys), p.topk, device)
+    block = candidates_bytes(tile.rows, capacity, CONFIG.buckets) + max(step, choice)
+    return block + scoring_bytes(p) + 32 * CONFIG.sample + p.num_q * (4 * p.topk + 4)
 
 
 @indexer_topk_kernel("litetopk_torch", accumulate="fp32", memory=memory)

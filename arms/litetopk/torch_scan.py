@@ -124,7 +124,12 @@ def scan(block: Block, gate: Gate, topk: int, config: Config, attempt: int = 0, 
     return found
 
 
-def scan_bytes(rows: int, columns: int, capacity: int, buckets: int) -> int:
-    """What a scan of so many rows holds beyond the scoring of a tile of so many columns: candidates, two histograms and one being
-    counted, and the tile's scores, masks, buckets, slots and positions."""
-    return rows * (8 * (capacity + 1) + 8 * 4 * (buckets + 1) + 128) + 96 * rows * columns
+def candidates_bytes(rows: int, capacity: int, buckets: int) -> int:
+    """What a scan's Candidates hold, two histograms being counted (each with its ones) and a few numbers a row besides."""
+    return rows * (8 * (capacity + 1) + 8 * 5 * (buckets + 1) + 256)
+
+
+def step_bytes(rows: int, columns: int) -> int:
+    """What a step, or a calibration, over so many columns holds at a time: scores, buckets and three more fp32, three int64 (slots; places
+    and ones of a histogram), six masks."""
+    return rows * columns * (5 * 4 + 3 * 8 + 6)

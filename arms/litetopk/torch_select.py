@@ -58,6 +58,7 @@ def stream(block: Block, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, indices
 
 
-def choose_bytes(rows: int, entries: int, topk: int) -> int:
-    """What choose holds for so many entries a row: ranks, their order (int64) and the sort's own copies, and what it returns."""
-    return rows * (64 * entries + 40 * topk)
+def choose_bytes(rows: int, entries: int, topk: int, device: str) -> int:
+    """What choose holds for so many entries a row: ranks while they are made (four int32), a mask, sorted ranks and their places (int64),
+    and what it returns, twice. A CUDA sort has copies of its own of (rank, place), five at most."""
+    return rows * (entries * (4 * 4 + 1 + 12 + (60 if device == "cuda" else 0)) + 2 * 12 * topk)
