@@ -31,6 +31,7 @@ from harness.options import (
     Suite,
     Time,
     Timeout,
+    TimeWrong,
     ask,
     choose,
     console,
@@ -59,7 +60,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, device: Device = "auto", load: Load = None,
         broken: Broken = False, settings: Overrides = "",
         time: Time = "auto", samples: Samples = 30,
-        timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False,
+        timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, time_wrong: TimeWrong = False,
         runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
         resume: Annotated[Path | None, typer.Option(help="Go on with this run folder; its own options hold.")] = None) -> None:
     """Take cases through every available arm: table, records, exit code."""
@@ -75,7 +76,7 @@ def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm
     kernels = choose(description["kernels"], texts, arm, broken)
     if not kernels:
         fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
-    plan = Settings(contract_for(time, options.device), samples, fp64, timeout)
+    plan = Settings(contract_for(time, options.device), samples, fp64, timeout, time_wrong)
     info = RunInfo(now(), sys.argv, texts, kernels, {**description["machine"], "threearm": revision()},
                    {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(plan),
                     "unavailable": {k["name"]: k["why_not"] for k in description["kernels"] if k["why_not"] and cases_of(k, texts)}})

@@ -34,6 +34,7 @@ Timeout = Annotated[float, typer.Option("--timeout", help="Seconds per launch ph
 Memory = Annotated[float, typer.Option("--memory", help="GiB a worker may use; 0: 85 % of what is available.", min=0)]
 Time = Annotated[str, typer.Option("--time", help="kernel, span, wall, none, or auto: on cuda kernel (indexer_topk: span), on cpu wall.")]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Timing samples per arm.")]
+TimeWrong = Annotated[bool, typer.Option("--time-wrong", help="Also time arms whose answer is wrong, such as an inexact baseline.")]
 Fp64 = Annotated[bool, typer.Option("--fp64", help="Compute the reference in fp64.")]
 
 

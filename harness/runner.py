@@ -24,12 +24,13 @@ from harness.verdicts import Check, Verdict, worst
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What decides how cases are run. contract "" times nothing, "auto" is the family's own; timeout 0 lets it follow from
-    the case's work."""
+    the case's work; time_wrong: arms whose answer is wrong are timed, too."""
 
     contract: str = ""
     samples: int = 30
     fp64: bool = False
     timeout: float = 0.0
+    time_wrong: bool = False
 
 
 AUTO_ON_CUDA = {"sparse_prefill": "kernel", "indexer_topk": "span"}
@@ -126,14 +127,14 @@ class Runner:
         limit = self.settings.timeout or seconds_allowed(parse_case(case), self.options.device)
         contract = contract_of(family_of(case), self.settings.contract, self.options.device)
         request = {"op": "run_case", "text": case, "name": name, "arms": arms, "contract": contract,
-                   "samples": self.settings.samples, "fp64": self.settings.fp64}
+                   "samples": self.settings.samples, "fp64": self.settings.fp64, "time_wrong": self.settings.time_wrong}
         try:
             for event in self._worker().ask(limit, **request):
                 if event["event"] == "phase":
                     self.progress(case, event["arm"] or name, event["phase"])
                 elif event["event"] == "checked":
                     record = msgspec.convert(event["record"], Record)
-                    if contract and record.verdict is Verdict.PASSED:
+                    if event["timed"]:
                         waiting[record.arm] = record  # its time is still to come
                     else:
                         self._add(record)

@@ -87,8 +87,10 @@ class Worker:
         problem = availability.import_problem(KERNELS[name])
         self.send("probed", problem=problem, none_only="" if problem else availability.no_length(KERNELS[name]))
 
-    def run_case(self, text: str, name: str, arms: list[str], contract: str, samples: int, fp64: bool) -> None:
-        """Run arms of one kernel on one case of its family, then time those that passed. Sends a `checked` record for each."""
+    def run_case(self, text: str, name: str, arms: list[str], contract: str, samples: int, fp64: bool,
+                 time_wrong: bool) -> None:
+        """Run arms of one kernel on one case of its family, then time those that passed; with time_wrong also those whose answer is
+        wrong. Sends a `checked` record for each, with `timed`: whether its time is to come."""
         kernel, case = KERNELS[name], parse_case(text)
         if case.family != kernel.family:
             raise ValueError(f"{name} is a kernel of {kernel.family}, {text} is no case of it")
@@ -96,15 +98,16 @@ class Worker:
         current = [""]
         trial = FAMILIES[kernel.family].trial(kernel, self.inputs, self.expected, self.digests,
                                               lambda phase: self.phase(current[0], phase))
-        passed: list[str] = []
+        to_time: list[str] = []
         for arm in arms:
             current[0] = f"{name}/{arm}"
             record = self._arm(trial, arm, current[0], text)
-            self.send("checked", record=dataclasses.asdict(record))
-            if record.verdict is Verdict.PASSED:
-                passed.append(arm)
-        if contract and passed:
-            self._time(trial, name, passed, contract, samples)
+            timed = bool(contract) and (record.verdict is Verdict.PASSED or (time_wrong and bool(record.checks)))
+            self.send("checked", record=dataclasses.asdict(record), timed=timed)
+            if timed:
+                to_time.append(arm)
+        if to_time:
+            self._time(trial, name, to_time, contract, samples)
         self.send("done")
 
     def _make(self, case: Case, fp64: bool) -> None:
@@ -136,7 +139,7 @@ class Worker:
             record = Record(text, full_name, verdict, detail, inputs=self.digests)
             if self._is_poisoned():
                 record.verdict = Verdict.CRASHED
-                self.send("checked", record=dataclasses.asdict(record))
+                self.send("checked", record=dataclasses.asdict(record), timed=False)
                 raise Poisoned from error
             return record
         return Record(

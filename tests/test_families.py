@@ -19,7 +19,9 @@ from cases.suites import override_all
 from harness import availability, verdicts
 from harness.client import WorkerOptions
 from harness.families import FAMILIES
+from harness.runfolder import RunFolder
 from harness.runner import cases_of, contract_of, describe, seconds_allowed
+from harness.verdicts import Verdict
 
 CPU = torch.device("cpu")
 BOTH = [parse_case(TINY), parse_case(TINY_TOPK)]
@@ -244,3 +246,16 @@ def test_replay_of_the_last_source_runs_those_before_it() -> None:
     assert done.code == 0
     assert "none-vs-metadata" in done.text and "backscan-vs-metadata" in done.text
     assert "torch_blocks/none  " not in done.text
+
+
+def test_time_wrong_times_what_is_wrong_and_leaves_its_verdict(tmp_path: Path) -> None:
+    """An inexact baseline has a time, too, when asked for; without, none."""
+    case = "indexer_topk:requests=4/200,topk=16"
+    arms = ("--arm", "torch_dense", "--arm", "broken_smallest_chosen", "--samples", "2", "--time", "wall")
+    for more, times in (((), [False, True]), (("--time-wrong",), [True, True])):
+        done = threearm("run", case, *arms, "--runs", str(tmp_path), *more)
+        assert done.code == 1
+        stored = RunFolder.load(Path(done.lines[-1].removeprefix("records: ")), False)
+        records = {record.kernel: record for record in stored.records}
+        assert [records[name].time is not None for name in ("broken_smallest_chosen", "torch_dense")] == times
+        assert records["broken_smallest_chosen"].verdict is Verdict.FAILED

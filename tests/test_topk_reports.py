@@ -73,6 +73,13 @@ def test_a_wrong_arm_that_is_faster_lends_nothing_to_the_ratio() -> None:
     assert ratio_of(records) == "1.25x"
 
 
+@pytest.mark.parametrize("verdict", [Verdict.FAILED, Verdict.FLAKY])
+def test_a_wrong_dense_is_a_base_only_where_no_right_one_is_and_is_called_so(verdict: Verdict) -> None:
+    wrong, right = record("b/dense", ms=20.0, verdict=verdict), record("c/litetopk", ms=16.0)
+    assert ratio_of([wrong, right]) == "1.25x wrong dense\nb\n/ c"
+    assert ratio_of([wrong, record("a/dense", ms=32.0), right]) == "2.00x"
+
+
 def test_three_arms_have_no_ratio_of_what_did_not_pass_either() -> None:
     def arm(source: str, verdict: Verdict, contract: str = "kernel") -> Record:
         return dataclasses.replace(record(f"k/{source}", PREFILL, 2.0, contract, verdict), checks=[])
