@@ -156,7 +156,7 @@ def own_scores(result: TopkResult, judged: torch.Tensor, windows: Windows, band:
     wrong = torch.zeros_like(judged)
     if result.logits is None:
         return OwnScores(None, wrong, None)
-    check, parts, dropped, deficit = Check("own-scores", Verdict.PASSED), [], 0, 0.0
+    check, parts, dropped, nan_rows, deficit = Check("own-scores", Verdict.PASSED), [], 0, 0, 0.0
     for row0, row1 in chunks(len(wrong), band.s_kv, wrong.device):
         rows, own = slice(row0, row1), result.logits(row0, row1)
         inside = windows_of(band.ks[rows], band.ke[rows], band.s_kv)
@@ -164,7 +164,9 @@ def own_scores(result: TopkResult, judged: torch.Tensor, windows: Windows, band:
         left_out = inside & ~chosen & ~own.isnan()
         lowest = torch.where(chosen, own, torch.inf).amin(1, keepdim=True)
         better = left_out & (own > lowest) & judged[rows, None]
-        wrong[rows] = better.any(1) | ((chosen & own.isnan()).any(1) & judged[rows])
+        takes_nan = (chosen & own.isnan()).any(1) & judged[rows]
+        wrong[rows] = better.any(1) | takes_nan
+        nan_rows += int(takes_nan.sum())
         parts.append(own.gather(1, in_window(result.indices[rows], band.ks[rows], band.ke[rows])[1]))
         check.total += int((left_out.any(1) & judged[rows]).sum())
         if bool(better.any()):
@@ -175,7 +177,8 @@ def own_scores(result: TopkResult, judged: torch.Tensor, windows: Windows, band:
     check.detail, check.bad = f"an exact top-k of its own scores in {check.total:,} rows that leave a key out", int(wrong.sum())
     if check.bad:
         check.verdict = Verdict.FAILED
-        check.detail = f"{dropped:,} keys left out beat one that is chosen, by the arm's own scores, by up to {deficit:.3g}"
+        found = [f"{dropped:,} keys left out beat one that is chosen, by the arm's own scores, by up to {deficit:.3g}"] if dropped else []
+        check.detail = "; ".join([*found, *([f"{nan_rows:,} rows choose a key whose own score is NaN"] if nan_rows else [])])
         check.where = localise_members(wrong, windows)
     return OwnScores(check if check.total or check.bad else None, wrong, torch.cat(parts))
 
