@@ -79,9 +79,17 @@ class TopkResult:
 TopkLaunch = Callable[[], torch.Tensor | TopkResult]
 
 
+UNBOUNDED = 1 << 62
+
+
 def no_bound(problem: TopkProblem) -> int:
-    """The memory bound of a kernel that declares none: all of it."""
-    return 1 << 62
+    """The memory bound of a dense kernel that declares none: all of it."""
+    return UNBOUNDED
+
+
+def half_of_the_scores(problem: TopkProblem) -> int:
+    """The memory bound of a litetopk that declares none: half of what all scores would take, and not below 64 MiB."""
+    return max(64 << 20, 2 * problem.num_q * problem.s_kv)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +141,8 @@ F = TypeVar("F", bound=Callable[[TopkProblem], TopkLaunch])
 
 
 def indexer_topk_kernel(name: str, arm: str = "litetopk", requires: Requires = Requires(heads=(32, 64)), accumulate: str = "fp32",
-                        memory: Callable[[TopkProblem], int] = no_bound) -> Callable[[F], F]:
-    """Register the decorated function as kernel `name`.
+                        memory: Callable[[TopkProblem], int] | None = None) -> Callable[[F], F]:
+    """Register the decorated function as kernel `name`. memory None: half_of_the_scores for a litetopk, no bound for a dense one.
 
     Raises ValueError if the name is taken by another file or is not made of letters, digits, '_', '-' and '.', or if arm or
     accumulate is none of the words it may be.
@@ -148,7 +156,8 @@ def indexer_topk_kernel(name: str, arm: str = "litetopk", requires: Requires = R
         file = prepare.__code__.co_filename
         if name in KERNELS and KERNELS[name].file != file:
             raise ValueError(f"kernel {name!r} is registered by {KERNELS[name].file} already")
-        KERNELS[name] = TopkKernel(name, prepare, requires, arm, accumulate, memory, file)
+        bound = memory or (half_of_the_scores if arm == "litetopk" else no_bound)
+        KERNELS[name] = TopkKernel(name, prepare, requires, arm, accumulate, bound, file)
         return prepare
 
     return register

@@ -7,7 +7,10 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
+from collections import Counter
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -50,6 +53,9 @@ from harness.runner import Runner, Settings, cases_of, probe
 from reports import cells, evidence, failure, table
 
 SHOWN_FAILURES = 10
+PAUSE = 30.0  # seconds between two lines of progress where stdout is no terminal
+LONGEST = 90
+TAIL = 30  # lines of the worker's log that replay shows after an exception
 UNRESOLVED = 4
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
@@ -77,9 +83,9 @@ def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm
     if not kernels:
         fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
     plan = Settings(contract_for(time, options.device), samples, fp64, timeout, time_wrong)
+    unavailable = {k["name"]: k["why_not"] for k in description["kernels"] if not arm and k["why_not"] and cases_of(k, texts)}
     info = RunInfo(now(), sys.argv, texts, kernels, {**description["machine"], "threearm": revision()},
-                   {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(plan),
-                    "unavailable": {k["name"]: k["why_not"] for k in description["kernels"] if k["why_not"] and cases_of(k, texts)}})
+                   {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(plan), "unavailable": unavailable})
     try:
         folder = RunFolder.create(runs, info)
     except RunError as error:
@@ -102,9 +108,13 @@ def execute(folder: RunFolder, options: WorkerOptions, plan: Settings) -> NoRetu
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=total)
+        told = NowAndThen(PAUSE)
 
         def progress(case: str, arm: str, phase: str) -> None:
-            bar.update(task, completed=len(folder.records), description=f"{arm}  {phase}  {cells.short(case)[:50]}")
+            done, what = len(folder.records), f"{arm}  {phase}  {cells.short(case)}"
+            bar.update(task, completed=done, description=what[:LONGEST])
+            if not console.is_terminal:
+                told.say(f"{done} of {total}  {what}")
 
         try:
             Runner(folder, options, plan, folder.info.kernels, progress).run()
@@ -120,6 +130,19 @@ def execute(folder: RunFolder, options: WorkerOptions, plan: Settings) -> NoRetu
     raise typer.Exit(exit_code(folder.records))
 
 
+class NowAndThen:
+    """Lines on stderr, at least `pause` seconds apart and after the start: progress for a log."""
+
+    def __init__(self, pause: float) -> None:
+        self.pause, self.last = pause, monotonic()
+
+    def say(self, line: str) -> None:
+        """Print it, unless the last one is not long ago."""
+        if monotonic() - self.last >= self.pause:
+            self.last = monotonic()
+            errors.print(line, highlight=False, markup=False)
+
+
 def show(folder: RunFolder, options: WorkerOptions | None, plan: Settings | None) -> None:
     """The run as a person reads it: machine, table, what did not pass, summary, where it is kept."""
     machine = folder.info.machine
@@ -130,10 +153,14 @@ def show(folder: RunFolder, options: WorkerOptions | None, plan: Settings | None
         say(text)
     if len(bad) > SHOWN_FAILURES:
         say(f"... and {len(bad) - SHOWN_FAILURES} more that did not pass; all: threearm report {folder.path} --failures")
+    log = folder.path / "worker.log" if folder.path else None
+    if log and log.is_file() and any(map(failure.raised, bad)):
+        say(f"tracebacks: {log}")
     say(failure.summary(folder.records))
-    unmet = [case for case in folder.info.cases if not any(cases_of(kernel, [case]) for kernel in folder.info.kernels)]
-    if unmet:
-        say(f"{len(unmet)} cases of {' and '.join(dict.fromkeys(map(family_of, unmet)))} met no kernel: none of theirs was run")
+    unmet = [family_of(case) for case in folder.info.cases if not any(cases_of(kernel, [case]) for kernel in folder.info.kernels)]
+    for family, count in Counter(unmet).items():
+        say(f"{count} case{'s' if count > 1 else ''} of {family} {'were' if count > 1 else 'was'} not run: "
+            "no chosen kernel is of that family")
     for name, why in folder.info.options.get("unavailable", {}).items():
         say(f"not available: {name}: {why}", style="dim")
     say(f"records: {folder.path}")
@@ -147,15 +174,17 @@ def arms(device: Device = "auto", load: Load = None, broken: Broken = False) -> 
     options = dataclasses.replace(options, device=description["device"])
     kernels = description["kernels"]
     for family in dict.fromkeys(kernel["family"] for kernel in kernels):
-        listing = Table(Column("kernel", no_wrap=True), "arms", "version", "requires", "promises", "can run here",
-                        title=family, title_justify="left", title_style="bold")
-        for kernel in kernels:
-            if kernel["family"] == family:
-                listing.add_row(kernel["name"], "\n".join(kernel["arms"]), kernel["version"] or "-", kernel["requires"], kernel["promise"],
-                                can_run(kernel, options))
+        shown = [kernel for kernel in kernels if kernel["family"] == family]
+        name = Column("kernel", width=max(len(kernel["name"]) for kernel in shown), overflow="fold")
+        heads = ("arms", "version", "requires", "promises", "can run here")
+        listing = Table(name, *(Column(head, overflow="fold") for head in heads), title=family, title_justify="left", title_style="bold")
+        for kernel in shown:
+            listing.add_row(kernel["name"], "\n".join(kernel["arms"]), kernel["version"] or "-", kernel["requires"], kernel["promise"],
+                            can_run(kernel, options))
         console.print(listing)
     console.print("an arm is named kernel/arm; promises: what may change when a kernel of sparse_prefill skips masked pairs, and how a "
-                  "kernel of indexer_topk sums and what it holds", style="dim", highlight=False)
+                  "kernel of indexer_topk sums and what it holds; its bound in GiB, which may depend on the device, is told where it "
+                  "can run", style="dim", highlight=False)
 
 
 def can_run(kernel: dict[str, Any], options: WorkerOptions) -> str:
@@ -200,15 +229,21 @@ def replay(case: Annotated[str, typer.Argument(help="A case text.")],
     kernel["arms"] = every[: every.index(wanted[-1]) + 1]
     plan = Settings(contract_for(time, options.device), samples, fp64, timeout)
     folder = RunFolder(None, RunInfo(now(), sys.argv, texts, [kernel], {}, {}))
-    try:
-        Runner(folder, options, plan, [kernel], lambda *_: None).run()
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    except (RunError, Unfit, WorkerDied) as error:
-        fail(str(error), NOTHING_RAN)
+    with tempfile.TemporaryDirectory() as scratch:
+        runner = Runner(folder, options, plan, [kernel], lambda *_: None)
+        runner.log = Path(scratch) / "worker.log"
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except (RunError, Unfit, WorkerDied) as error:
+            fail(str(error), NOTHING_RAN)
+        printed = runner.log.read_text(encoding="utf-8", errors="replace") if runner.log.is_file() else ""
     records = [record for record in folder.records if record.source in wanted]
     for record in records:
         say(failure.describe(record, replay_options(record, options, plan), always=True))
+    if any(map(failure.raised, records)):
+        say("the worker printed:\n" + "\n".join(f"  {line}" for line in printed.splitlines()[-TAIL:]))
     raise typer.Exit(exit_code(records))
 
 

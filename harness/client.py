@@ -45,13 +45,15 @@ class Unfit(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerOptions:
-    """How workers are started. memory: bytes of resident memory a worker may use."""
+    """How workers are started. memory: bytes of resident memory a worker may use; environment: variables that decide how kernels
+    run, as NAME=value; workers get them also where this process lacks them (--resume)."""
 
     device: str
     broken: bool
     load: tuple[str, ...]
     memory: int
     python: str = sys.executable
+    environment: tuple[str, ...] = ()
 
 
 def default_memory() -> int:
@@ -89,10 +91,11 @@ class WorkerProcess:
         command = [self.options.python, "-c", START, str(to_worker), str(from_worker), self.options.device,
                    "1" if self.options.broken else "0", *self.options.load]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        settings = dict(word.split("=", 1) for word in self.options.environment)
         with open(self.log, "ab") as log:
             process = subprocess.Popen(
                 command, pass_fds=(to_worker, from_worker), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "PYTHONPATH": path}, start_new_session=True)
+                env={**os.environ, "PYTHONPATH": path, **settings}, start_new_session=True)
         os.close(to_worker)
         os.close(from_worker)
         # If memory runs out faster than the watch below sees it, the kernel should take the worker, not the parent.

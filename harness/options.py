@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -18,6 +19,8 @@ from harness.runfolder import RunError, RunFolder
 from harness.runner import Settings, describe
 from harness.verdicts import Verdict
 
+DECISIVE = ("TRITON_INTERPRET",)
+"""Environment variables that decide how a kernel runs, so that a repeat line has to set them."""
 USAGE, NOTHING_RAN, INTERRUPTED = 2, 5, 130
 
 console = Console(width=None if sys.stdout.isatty() else 130)
@@ -67,8 +70,9 @@ def worker_options(device: str, load: list[Path] | None, broken: bool, arms: lis
     if missing:
         fail(f"--load {missing}: no such file")
     wants_broken = broken or any(arm.startswith("broken_") for arm in arms or ())
+    environment = tuple(f"{name}={os.environ[name]}" for name in DECISIVE if os.environ.get(name))
     return WorkerOptions(device, wants_broken, tuple(str(path.resolve()) for path in load or ()),
-                         int(min(memory, 1e9) * 2**30) or default_memory())
+                         int(min(memory, 1e9) * 2**30) or default_memory(), environment=environment)
 
 
 def ask(options: WorkerOptions, cases: list[str]) -> dict[str, Any]:
@@ -114,10 +118,10 @@ def contract_for(time: str, device: str) -> str:
 
 
 def replay_options(record: Record, options: WorkerOptions | None, plan: Settings | None) -> list[str]:
-    """What a replay line needs besides case and arm, so that it repeats what this run did."""
+    """What a replay line needs besides case and arm, so that it repeats what this run did: variables, then options."""
     if options is None or plan is None:
         return []
-    words = [] if options.device == "cpu" else ["--device", options.device]
+    words = [*options.environment, *([] if options.device == "cpu" else ["--device", options.device])]
     words += [part for path in options.load for part in ("--load", path)]
     words += ["--fp64"] if plan.fp64 else []
     words += ["--timeout", f"{plan.timeout:g}"] if plan.timeout and record.verdict is Verdict.TIMEOUT else []

@@ -1,7 +1,8 @@
 """The checks on one choice of keys: its form, its members, its own scores and values, what it says of itself.
 
-Each takes tensors and returns a Check, or None where the case has nothing that it could find; none launches anything
-(topk_trial.py does). Every check has a broken arm in arms/broken that it fails; tests/test_broken_topk.py shows it.
+Each takes tensors and gives a Check, or None where the case has nothing that it could find; `shape` and `own_scores` give what later
+checks need besides. None launches the arm's choice (topk_trial.py does); `own_scores` asks for the arm's scores, which an arm may compute.
+Every check has a broken arm in arms/broken that it fails; tests/test_broken_topk.py shows it.
 """
 from __future__ import annotations
 
@@ -202,12 +203,12 @@ def values(result: TopkResult, want: torch.Tensor, own: torch.Tensor | None, err
     check = Check("values", Verdict.PASSED, "within their bounds" + ("" if own is None else ", and bitwise the arm's own scores"),
                   margins={"values": min(BIGGEST, float(ratio.max()))}, bad=int(bad.sum()), total=int(named.sum()))
     if check.bad:
-        check.verdict, at = Verdict.FAILED, bad.nonzero()[:PLACES]
+        check.verdict, places = Verdict.FAILED, bad.nonzero()[:PLACES]
         check.detail = f"{check.bad:,} of {check.total:,} values are not the scores of their keys"
         check.first = [f"[row {row}, entry {entry}, key {int(index[row, entry])}] want {float(want[row, entry]):.9g}, value "
                        f"{float(result.values[row, entry]):.9g}, budget {float(bound[row, entry]):.3g}"
-                       + ("" if own is None else f", own score {float(own[row, entry]):.9g}") for row, entry in at[:SHOWN].tolist()]
-        check.where = localise_members(bad.any(1), windows, {"values": torch.stack([at[:, 0], index[at[:, 0], at[:, 1]]], 1)})
+                       + ("" if own is None else f", own score {float(own[row, entry]):.9g}") for row, entry in places[:SHOWN].tolist()]
+        check.where = localise_members(bad.any(1), windows, {"values": torch.stack([places[:, 0], index[places[:, 0], places[:, 1]]], 1)})
     elif bool((bound > 0).any()) and not bool((named & (want.abs() > bound)).any()):
         check.verdict, check.detail = Verdict.VACUOUS, "zeros would pass: the bounds exceed every score"
     return check

@@ -66,11 +66,11 @@ def downstream(arm: TopkResult, dense: TopkResult, band: Band, seed: int, window
 
 
 def _some_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Row numbers, ascending: those whose keys differ first, then some all over the batch."""
+    """Row numbers, ascending: as many as there is room for of those whose keys differ, and others all over the batch."""
     most = max(1, min(ROWS, ENTRIES[a.device.type] // a.shape[1]))
     differ = (a.sort(1).values != b.sort(1).values).any(1).nonzero()[:most, 0]
-    spread = torch.linspace(0, len(a) - 1, most, device=a.device).round().long()
-    rows: torch.Tensor = torch.cat([differ, spread[: most - len(differ)]]).unique()
+    spread = torch.linspace(0, len(a) - 1, most - len(differ), device=a.device).round().long()
+    rows: torch.Tensor = torch.cat([differ, spread]).unique()
     return rows
 
 

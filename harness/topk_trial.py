@@ -18,7 +18,7 @@ from harness.topk_downstream import downstream
 from harness.topk_localise import Windows
 from harness.topk_memory import Meter
 from harness.topk_sets import Band, Tally, tally
-from harness.trial import poisoned_memory, synchronize
+from harness.trial import check_launch, poisoned_memory, synchronize
 from harness.verdicts import Check, Verdict
 from references.indexer_topk import TopkExpected
 
@@ -98,7 +98,9 @@ class TopkTrial:
     def _prepared(self) -> TopkLaunch:
         if self.launch is None:
             self.phase("prepare")
-            self.launch = self.kernel.prepare(self.problem)
+            launch = self.kernel.prepare(self.problem)
+            check_launch(self.kernel.name, launch)
+            self.launch = launch
         return self.launch
 
     def _measured(self) -> tuple[TopkResult, TopkResult, int]:
@@ -108,6 +110,7 @@ class TopkTrial:
         meter = Meter(p.device, [p.q_fp8, p.k_fp8, p.kv_scale, p.weights, p.ks, p.ke])
         self.phase("prepare")
         launch, _ = meter.watch(lambda: self.kernel.prepare(p))
+        check_launch(self.kernel.name, launch)
         self.launch = launch
         self.phase("first launch" if self.kernel.requires.entry and self.kernel.name not in _LAUNCHED else "launch")
         raw, _ = meter.watch(launch)

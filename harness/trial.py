@@ -65,7 +65,9 @@ class KernelTrial:
         """The kernel's launch callable; built on first use (a first use may compile)."""
         if self.launch is None:
             self.phase("prepare")
-            self.launch = self.kernel.prepare(self.problem)
+            launch = self.kernel.prepare(self.problem)
+            check_launch(self.kernel.name, launch)
+            self.launch = launch
         return self.launch
 
     def run(self, source: str) -> ArmRun:
@@ -249,6 +251,13 @@ def synchronize(device: torch.device) -> None:
     """Wait for the device, so that an error surfaces at the launch that caused it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def check_launch(kernel: str, launch: Any) -> None:
+    """Raise TypeError unless what a kernel's function returned can be called."""
+    if not callable(launch):
+        what = "None" if launch is None else f"a {type(launch).__name__}"
+        raise TypeError(f"{kernel} must return a callable that launches it, it returned {what}")
 
 
 def check_shapes(outputs: Any, inputs: Inputs) -> None:

@@ -114,10 +114,10 @@ def margin_of(score: torch.Tensor, kth: torch.Tensor, error: torch.Tensor) -> to
 @dataclasses.dataclass
 class _Sums:
     """What errors are made of, [rows, keys] each, kv_scale included: score = s sum w relu(dot), absolute = s sum_h |w| sum_d |q k|,
-    products = s^2 sum_h w^2 sum_d (q k)^2, dots = s^2 sum_h w^2 relu(dot)^2. The last two are for fp8."""
+    products = s^2 sum_h w^2 sum_d (q k)^2, dots = s^2 sum_h w^2 relu(dot)^2. None where no bound was wanted; the last two are for fp8."""
 
     score: torch.Tensor
-    absolute: torch.Tensor
+    absolute: torch.Tensor | None = None
     products: torch.Tensor | None = None
     dots: torch.Tensor | None = None
 
@@ -190,6 +190,7 @@ class _Scorer:
         heads = self.inputs.case.h
         own = FP32_UNIT if self.dtype == torch.float32 else 2.0**-53
         side = gamma(HEAD_DIM + heads + 4, FP32_UNIT) if accumulate == "fp32" else gamma(heads + 4, FP32_UNIT)
+        assert sums.absolute is not None
         error = sums.absolute * ((side + gamma(HEAD_DIM + heads + 4, own)) * (1 + 2.0**-10))  # `absolute` itself is rounded
         if accumulate == "fp8":
             assert sums.products is not None and sums.dots is not None
@@ -212,7 +213,7 @@ def _sums(q: torch.Tensor, weights: torch.Tensor, k: torch.Tensor, scale: torch.
     else:
         dots = torch.bmm(q, k.mT)
     dots = dots.relu_()  # [rows, h, keys]
-    sums = _Sums(torch.bmm(weights[:, None], dots)[:, 0] * scale, dots)
+    sums = _Sums(torch.bmm(weights[:, None], dots)[:, 0] * scale)
     if wanted:
         sums.absolute = _over_columns((weights.abs()[..., None] * q.abs()).sum(1), k.abs()) * scale
     if "fp8" in wanted:

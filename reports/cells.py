@@ -4,11 +4,17 @@ from __future__ import annotations
 import math
 
 import pandas as pd
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Column, Table
 from rich.text import Text
 
 from cases import FAMILIES, family_of
 from harness.verdicts import Verdict
 
+WHOLE = 34
+"""A key=value of up to so many characters is never broken in a table."""
+UNLIMITED = 10_000
 COLOURS = {Verdict.PASSED: "green", Verdict.SKIPPED: "dim", Verdict.VACUOUS: "yellow"}
 
 
@@ -68,6 +74,30 @@ def ratio(above: pd.Series, below: pd.Series) -> float | None:
     if not passed or missing(above["median"]) or missing(below["median"]) or above["contract"] != below["contract"]:
         return None
     return float(above["median"] / below["median"])
+
+
+class CaseTable:
+    """A table whose first column holds cases: it gets what the others leave, and at least what the longest key=value needs (up to
+    WHOLE characters). Only then do the others wrap; nothing is cut off.
+
+    title; head: the other columns' headings; rows: a case with its keys joined by commas, and the other cells.
+    """
+
+    def __init__(self, title: str, head: list[str], rows: list[list[str | Text]]) -> None:
+        self.table = Table(*(Column(name, overflow="fold") for name in ["case", *head]),
+                           title=Text(title), title_justify="left", title_style="bold")
+        spaced = [str(row[0]).replace(",", ", ") for row in rows]
+        for case, row in zip(spaced, rows):
+            self.table.add_row(case, *row[1:])
+        words = [len(word) for case in spaced for word in case.split()]
+        self.least, self.most = min(max(words, default=0), WHOLE), max(map(len, ["case", *spaced]))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first = self.table.columns[0]
+        first.width = 0
+        others = Measurement.get(console, options.update(width=UNLIMITED), self.table).maximum
+        first.width = max(self.least, min(self.most, options.max_width - others))
+        yield self.table
 
 
 def coloured(text: str) -> Text:

@@ -2,19 +2,25 @@
 from __future__ import annotations
 
 import collections
+import re
 import shlex
 from collections.abc import Callable
 
 from harness.record import Record
-from harness.verdicts import Check, Verdict
+from harness.verdicts import SOURCES, Check, Verdict
 from reports.frame import reason
 
+ARM_NAMES = re.compile(rf"\b({'|'.join(SOURCES)})\b")
+ONCE = "full-width"  # the check that only the first arm with a length has
+Findings = frozenset[tuple[str, str]]
 HARMLESS = (Verdict.PASSED, Verdict.SKIPPED)
 
 
 def replay_line(record: Record, options: list[str]) -> str:
-    """The command that runs this arm on this case again. options: what the run was given besides (--device, --load)."""
-    return shlex.join(["threearm", "replay", record.case, "--arm", record.arm, *options])
+    """The command that runs this arm on this case again. options: what the run was given besides (--device, --load); words before the
+    first of them go before the command (an environment variable)."""
+    at = next((number for number, word in enumerate(options) if word.startswith("--")), len(options))
+    return shlex.join([*options[:at], "threearm", "replay", record.case, "--arm", record.arm, *options[at:]])
 
 
 def shown(margin: float) -> str:
@@ -25,16 +31,29 @@ def shown(margin: float) -> str:
 def describe_all(records: list[Record], options: Callable[[Record], list[str]]) -> list[str]:
     """Records in full; an arm whose findings are those of an arm before it is told in one line."""
     texts: list[str] = []
-    seen: dict[tuple[str, str], str] = {}
+    told: dict[tuple[str, str], list[tuple[str, Findings]]] = {}
     for record in records:
-        findings = describe(record, []).replace(record.arm, "").replace(record.source, "")
-        first = seen.setdefault((record.kernel, findings), record.arm)
-        if first == record.arm:
-            texts.append(describe(record, options(record)))
-        else:
+        found, before = findings(record), told.setdefault((record.kernel, record.case), [])
+        first = next((arm for arm, others in before if found <= others and {name for name, _ in others - found} <= {ONCE}), "")
+        if first:
             texts.append(f"{record.verdict.value}  {record.arm}  {record.case}\n  as {first} above\n"
                          f"  repeat: {replay_line(record, options(record))}")
+        else:
+            before.append((record.arm, found))
+            texts.append(describe(record, options(record)))
     return texts
+
+
+def findings(record: Record) -> Findings:
+    """What did not pass, (check, text), without the names of arms: equal for arms of a kernel that are wrong in the same way."""
+    found = [("", f"{record.verdict.value} {record.detail} {record.note}")]
+    found += [(check.name, "\n".join(describe_check(check))) for check in record.checks if check.verdict is not Verdict.PASSED]
+    return frozenset((ARM_NAMES.sub("arm", name), ARM_NAMES.sub("arm", text)) for name, text in found)
+
+
+def raised(record: Record) -> bool:
+    """Whether the record is of an exception, whose traceback the worker printed."""
+    return record.verdict is not Verdict.OOM and record.detail.partition(" in phase ")[0].isidentifier() and " in phase " in record.detail
 
 
 def describe_check(check: Check, always: bool = False) -> list[str]:

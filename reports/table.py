@@ -6,13 +6,12 @@ import re
 
 import pandas as pd
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from harness.record import Record, Timing
 from harness.verdicts import SOURCES
 from reports import topk_table
-from reports.cells import cell, coloured, labels, margin_text, markdown_table, ratio
+from reports.cells import CaseTable, cell, coloured, labels, margin_text, markdown_table, ratio
 from reports.frame import frame
 
 UNQUANTISED = "unquantised relative error"  # the key of Record.extra
@@ -45,7 +44,7 @@ def legend(records: list[Record]) -> str:
     """What the numbers of one family are: the contract, the cache, the order, how many samples."""
     common = labels(list(dict.fromkeys(record.case for record in records)))[0]
     lines = [f"every case: {common}"] if common else []
-    lines += topk_table.LEGEND if is_topk(records) else ["margin: largest error over budget against the reference (above 1 fails)"]
+    lines += topk_table.legend(records) if is_topk(records) else ["margin: largest error over budget against the reference (above 1 fails)"]
     distances = [record.extra[UNQUANTISED] for record in records if UNQUANTISED in record.extra]
     if distances:
         lines.append(f"fp8: out is {min(distances):.2g} to {max(distances):.2g} of its norm away from the unquantised case (not judged)")
@@ -98,14 +97,8 @@ def terminal(records: list[Record]) -> RenderableType:
 
 
 def _terminal_tables(records: list[Record]) -> list[RenderableType]:
-    parts: list[RenderableType] = []
-    for kernel, rows in _rows(records).items():
-        columns = (Column(HEADINGS[0], overflow="fold"), *HEADINGS[1:])
-        table = Table(*columns, title=Text(kernel), title_justify="left", title_style="bold")
-        for row in rows:
-            table.add_row(row[0].replace(",", ", "), *map(coloured, row[1:4]), *row[4:])
-        parts.append(table)
-    return parts
+    return [CaseTable(kernel, list(HEADINGS[1:]), [[row[0], *map(coloured, row[1:4]), *row[4:]] for row in rows])
+            for kernel, rows in _rows(records).items()]
 
 
 def markdown(records: list[Record]) -> str:

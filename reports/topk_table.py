@@ -2,20 +2,18 @@
 from __future__ import annotations
 
 import pandas as pd
-from rich.table import Column, Table
-from rich.text import Text
 
 from harness.record import Record
 from harness.verdicts import Verdict
-from reports.cells import cell, coloured, labels, margin_text, markdown_table, missing, names
-from reports.frame import frame
+from reports.cells import CaseTable, cell, coloured, labels, margin_text, markdown_table, missing, names
+from reports.frame import frame, ways
 
 ORDER = ("dense", "litetopk")
 RATIO = "dense / litetopk"
 
 
 def table_of(records: list[Record]) -> tuple[list[str], list[list[str]]]:
-    """Headings (case; kernel and arm of each column, dense first; ratio; margin) and rows of text."""
+    """Headings (case; kernel and arm of each column, dense first; ratio, where any case has one; margin) and rows of text."""
     data = frame(records)
     own = labels(list(dict.fromkeys(record.case for record in records)))[1]
     columns = sorted(dict.fromkeys((record.kernel, record.source) for record in records), key=lambda arm: ORDER.index(arm[1]))
@@ -24,7 +22,10 @@ def table_of(records: list[Record]) -> tuple[list[str], list[list[str]]]:
         arms = {(row["kernel"], row["source"]): row for _, row in group.iterrows()}
         cells = [cell(arms[arm], "\n") if arm in arms else "" for arm in columns]
         rows.append([own[str(case)], *cells, dense_over_litetopk(list(arms.values())), margin_text(list(group["margin"]))])
-    return ["case", *(f"{kernel}\n{arm}" for kernel, arm in columns), RATIO, "margin"], rows
+    head = ["case", *(f"{kernel}\n{arm}" for kernel, arm in columns), RATIO, "margin"]
+    if any(row[-2] for row in rows):
+        return head, rows
+    return [*head[:-2], head[-1]], [[*row[:-2], row[-1]] for row in rows]
 
 
 def dense_over_litetopk(arms: list[pd.Series]) -> str:
@@ -42,13 +43,11 @@ def dense_over_litetopk(arms: list[pd.Series]) -> str:
     return text if len(dense + litetopk) == len(ORDER) and not wrong else f"{text}\n{above['kernel']}\n/ {below['kernel']}"
 
 
-def terminal(records: list[Record]) -> Table:
+def terminal(records: list[Record]) -> CaseTable:
     """The table for a terminal."""
     head, rows = table_of(records)
-    table = Table(Column(head[0], overflow="fold"), *head[1:], title=Text("indexer_topk"), title_justify="left", title_style="bold")
-    for row in rows:
-        table.add_row(row[0].replace(",", ", "), *map(coloured, row[1:-2]), *row[-2:])
-    return table
+    plain = 2 if RATIO in head else 1  # columns at the end that hold no verdict
+    return CaseTable("indexer_topk", head[1:], [[row[0], *map(coloured, row[1:-plain]), *row[-plain:]] for row in rows])
 
 
 def markdown(records: list[Record]) -> str:
@@ -56,12 +55,11 @@ def markdown(records: list[Record]) -> str:
     return "#### indexer_topk\n\n" + markdown_table(*table_of(records))
 
 
-LEGEND = (
+ABOUT_RATIO = (
     f"{RATIO}: the fastest dense arm that passed over the fastest litetopk arm that passed, by median; where no dense arm passed, the "
-    "fastest that was timed (--time-wrong); each kernel has a process of its own, so they are timed one after the other",
-    "rows by way, where not every row was certified by its first scan: scan, rescan, dense, failed",
-    "margin: largest error over its bound (above 1 fails)",
-)
+    "fastest that was timed (--time-wrong); each kernel has a process of its own, so they are timed one after the other")
+ABOUT_WAYS = "rows by way, where not every row was certified by its first scan: scan, rescan, dense, failed"
+ABOUT_MARGIN = "margin: largest error over its bound, of the chosen set and the returned values (above 1 fails)"
 CONTRACTS = {
     "kernel": "sum of the CUDA kernels of one call (torch.profiler)",
     "span": "CUDA events around the call, launch hidden",
@@ -70,14 +68,20 @@ CONTRACTS = {
 THROTTLED = "compare only where the clocks agree (threearm report --markdown shows them)"
 
 
+def legend(records: list[Record]) -> list[str]:
+    """What the columns mean, of those that the table has."""
+    lines = [ABOUT_RATIO] if RATIO in table_of(records)[0] else []
+    return [*lines, *([ABOUT_WAYS] if any(map(ways, records)) else []), ABOUT_MARGIN]
+
+
 def resources(records: list[Record]) -> str:
     """Markdown: how many rows of an arm came to their result which way, the peak of transient memory, clocks around the timing."""
     shown = [record for record in records if record.ways or record.memory is not None]
     own = names(list(dict.fromkeys(record.case for record in shown)))
     rows = []
     for record in shown:
-        ways = ", ".join(f"{count:,} {way}" for way, count in record.ways.items() if count)
+        by_way = ", ".join(f"{count:,} {way}" for way, count in record.ways.items() if count)
         memory = "" if record.memory is None else f"{record.memory / 2**20:,.1f}"
-        rows.append([own[record.case], record.arm, record.verdict.value, ways, memory, record.time.clocks if record.time else ""])
+        rows.append([own[record.case], record.arm, record.verdict.value, by_way, memory, record.time.clocks if record.time else ""])
     head = ["case", "arm", "verdict", "rows by way", "peak transient memory, MiB", "clocks around its timing"]
     return "#### Rows by way, memory, clocks\n\n" + markdown_table(head, rows) if rows else ""

@@ -14,6 +14,10 @@ import time
 import uuid
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from harness import cli
+
 ROOT = Path(__file__).parent.parent
 FAULTY = ROOT / "tests" / "faulty"
 MARK = "THREEARM_TEST_MARK"
@@ -57,6 +61,13 @@ def threearm(*arguments: str, seconds: float = 60.0, prefix: tuple[str, ...] = (
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds)
     assert "Traceback" not in done.stdout, done.stdout
     return Done(done.returncode, done.stdout)
+
+
+def invoke(*arguments: str) -> Done:
+    """The command line in this process: for what starts no worker."""
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    return Done(result.exit_code, result.output)
 
 
 def marked(mark: str) -> dict[int, str]:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 import typer
-from processes import FAULTY, ROOT, TINY, TINY_TOPK, Done, threearm
-from typer.testing import CliRunner
+from processes import FAULTY, ROOT, TINY, TINY_TOPK, Done, invoke, threearm
+from rich.console import Console
 
 from arms.kernel import KERNELS, load_package
 from cases import load_suite, parse_case
@@ -25,13 +25,6 @@ from harness.runner import describe
 WRONG = str(override(parse_case(TINY), "s_q=3"))
 VACUOUS = str(override(parse_case(TINY), "sm_scale=10000.0"))  # scores whose rounding alone moves every key
 LIVE = str(override(parse_case(TINY), "tail=live"))
-
-
-def invoke(*arguments: str) -> Done:
-    """The command line in this process: for what starts no worker."""
-    result = CliRunner().invoke(cli.app, arguments)
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    return Done(result.exit_code, result.output)
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +157,15 @@ def test_arms_lists_every_kernel_and_why_not() -> None:
     assert "no: needs a cuda" in flat
     order = [done.text.index(word) for word in ("sparse_prefill", "torch_blocks", "indexer_topk", "torch_dense")]
     assert order == sorted(order)
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.usefixtures("asked")
+def test_arms_on_a_narrow_terminal_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=width))
+    done = invoke("arms", "--device", "cpu")
+    assert "…" not in done.text and max(map(len, done.lines)) <= width
+    assert {"litetopk_sglang_sm90", "torch_blocks"} <= set(done.text.split())
 
 
 @pytest.mark.parametrize("canonical", [False, True])

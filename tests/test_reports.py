@@ -184,6 +184,54 @@ def test_a_failure_is_told_in_full() -> None:
         "threearm", "replay", TWO, "--arm", "k/metadata", "--device", "cuda", "--load", "my kernel.py"]
 
 
+def test_an_arm_that_is_wrong_as_another_one_is_told_in_one_line() -> None:
+    """What passed is not compared: it differs by construction. Nor are the names of arms."""
+    def wrong(source: str, first: str, *more: Check) -> Record:
+        record = failed(f"k/{source}")
+        found = dataclasses.replace(record.checks[1], first=[f"[0]  k/{source} {first}"])
+        return dataclasses.replace(record, checks=[found, *more, Check("sentinels", Verdict.PASSED, margins={"lse": len(source) / 10})])
+
+    guard = Check("lengths", Verdict.PASSED, "as derived")
+    texts = failure.describe_all([wrong("none", "2"), wrong("backscan", "2", guard), wrong("metadata", "3", guard)], lambda record: [])
+    assert [text.splitlines()[1] for text in texts] == [f"  {failure.describe_check(failed().checks[1])[0].strip()}", "  as k/none above",
+                                                        f"  {failure.describe_check(failed().checks[1])[0].strip()}"]
+    assert "repeat: threearm replay" in texts[1] and "k/backscan" in texts[1]
+    versus = [Check(f"none-vs-{source}", Verdict.FAILED, f"k/{source} differs") for source in ("backscan", "metadata")]
+    texts = failure.describe_all([wrong("backscan", "2", versus[0]), wrong("metadata", "2", versus[1])], lambda record: [])
+    assert "as k/backscan above" in texts[1]
+    texts = failure.describe_all([wrong("none", "2"), wrong("backscan", "2", versus[0])], lambda record: [])
+    assert "above" not in texts[1]  # one finding more
+    texts = failure.describe_all([wrong("backscan", "2", versus[0]), wrong("metadata", "2")], lambda record: [])
+    assert "above" not in texts[1]  # one less
+    once = Check("full-width", Verdict.FAILED, "differs")  # only the first arm with a length has it
+    texts = failure.describe_all([wrong("backscan", "2", versus[0], once), wrong("metadata", "2", versus[1])], lambda record: [])
+    assert "as k/backscan above" in texts[1]
+
+
+def test_what_is_the_same_on_another_case_or_of_another_kernel_is_told_in_full() -> None:
+    records = [failed("k/none"), failed("k/none", ONE), failed("j/none")]
+    assert all("above" not in text for text in failure.describe_all(records, lambda record: []))
+
+
+def test_variables_stand_before_the_command() -> None:
+    line = failure.replay_line(failed(), ["TRITON_INTERPRET=1", "--device", "cuda"])
+    assert line == f"TRITON_INTERPRET=1 threearm replay {TWO} --arm k/metadata --device cuda"
+    assert failure.replay_line(failed(), ["A=1"]) == f"A=1 threearm replay {TWO} --arm k/metadata"
+
+
+@pytest.mark.parametrize(("verdict", "detail", "is_one"), [
+    (Verdict.FAILED, "TypeError in phase prepare: k must return a callable", True),
+    (Verdict.CRASHED, "AcceleratorError in phase launch: illegal address", True),
+    (Verdict.CRASHED, "exit code 7 in phase launch", False),
+    (Verdict.CRASHED, "signal SIGSEGV in phase launch", False),
+    (Verdict.OOM, "OutOfMemoryError in phase launch: none left", False),  # a worker prints no traceback of it
+    (Verdict.SKIPPED, "takes bf16, the case is fp8", False),
+])
+def test_an_exception_is_told_from_other_ends(verdict: Verdict, detail: str, is_one: bool) -> None:
+    assert failure.raised(Record(ONE, "k/none", verdict, detail)) is is_one
+    assert not failure.raised(failed())
+
+
 def test_a_death_is_told_with_its_detail() -> None:
     text = failure.describe(Record(ONE, "k/none", Verdict.CRASHED, "signal SIGSEGV in phase launch"), [])
     assert text.splitlines()[1].strip() == "signal SIGSEGV in phase launch"

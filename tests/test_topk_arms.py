@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,13 @@ from topk_problems import FP8, assert_right, best, one_thread, problem, steered
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from arms import scoring
+from arms import topk as topk_module
 from arms.dense import BUDGET, chunk_rows, chunks
 from arms.indexer_topk import litetopk_torch, torch_dense
 from arms.kernel import KERNELS
 from arms.litetopk.torch_config import Config
 from arms.scoring import Scorer, Tile
-from arms.topk import WAYS, TopkProblem, TopkResult, check_problem
+from arms.topk import UNBOUNDED, WAYS, TopkProblem, TopkResult, check_problem, half_of_the_scores, indexer_topk_kernel
 
 ARMS = ("torch_dense", "litetopk_torch")
 NAN, INF = math.nan, math.inf
@@ -291,3 +293,14 @@ def test_best_is_what_it_says() -> None:
     assert best(torch.tensor([1.0, NAN, 3.0, 3.0, -INF, INF]), 1, 6, 4) == [5, 2, 3, 4]
     p = problem([(2, 6)], 3)
     check_problem(p)
+
+
+def test_a_litetopk_that_declares_no_memory_is_held_to_half_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arms.topk.KERNELS", {})
+    p = problem([(1, 8)], 4)
+    for arm, bound in (("litetopk", 64 << 20), ("dense", UNBOUNDED)):
+        indexer_topk_kernel(f"silent_{arm}", arm=arm)(lambda problem: lambda: problem.ks)
+        kernel: Any = topk_module.KERNELS[f"silent_{arm}"]
+        assert kernel.memory(p) == bound
+    large = dataclasses.replace(p, q_fp8=p.q_fp8.expand(8192, -1, -1), k_fp8=p.k_fp8[:1].expand(1 << 18, -1))
+    assert half_of_the_scores(large) == 4 * 8192 * (1 << 18) // 2

@@ -12,7 +12,7 @@ from harness.record import Record, Timing
 from harness.runfolder import RunFolder, RunInfo
 from harness.verdicts import Check, Verdict
 from reports import evidence, failure, table, topk_table
-from reports.frame import frame
+from reports.frame import frame, margin
 
 ROOT = Path(__file__).parent.parent
 SHORT = "indexer_topk:requests=8/8192,topk=512"
@@ -35,10 +35,10 @@ def rendered(records: list[Record], width: int = 160) -> str:
 
 
 def ratio_of(records: list[Record]) -> str:
-    """The ratio's cell of the only row."""
+    """The ratio's cell of the only row, or "" where the table has no such column."""
     head, rows = topk_table.table_of(records)
-    assert head[-2:] == ["dense / litetopk", "margin"]
-    return rows[0][-2]
+    assert head[-1] == "margin" and len(head) == len(rows[0])
+    return rows[0][-2] if head[-2] == "dense / litetopk" else ""
 
 
 def test_a_column_a_kernel_dense_first_and_a_row_a_case() -> None:
@@ -109,7 +109,7 @@ def test_the_page_has_ways_memory_and_clocks() -> None:
 
 def test_arms_that_are_missing_or_skipped_keep_their_columns() -> None:
     records = [record("b/dense"), Record(SHORT, "c/litetopk", Verdict.SKIPPED, "takes topk 2048, the case has 512")]
-    assert topk_table.table_of(records)[1] == [["requests=8/65536", "PASSED", "", "", "0.5"], ["requests=8/8192", "", "SKIPPED", "", ""]]
+    assert topk_table.table_of(records)[1] == [["requests=8/65536", "PASSED", "", "0.5"], ["requests=8/8192", "", "SKIPPED", ""]]
     assert "SKIPPED c/litetopk: takes topk 2048" in failure.summary(records)
 
 
@@ -138,3 +138,43 @@ def test_stored_runs_of_any_age_can_be_shown(folder: Path) -> None:
     assert all(kernel["family"] and kernel["arms"] for kernel in stored.info.kernels)
     assert rendered(stored.records)
     assert evidence.page(stored.info, stored.records)
+
+
+def test_margin_is_of_the_choice_and_the_values_alone() -> None:
+    """downstream's and own-scores' margins have other bounds: 0.4 of an exact case, 7e8 of a failure."""
+    def check(name: str, value: float) -> Check:
+        return Check(name, Verdict.PASSED, margins={"a": value, "b": value / 2})
+
+    checks = [check("set", 0.25), check("values", 0.375), check("downstream", 7e8), check("own-scores", 0.5), check("memory", 0.9)]
+    assert margin(Record(LONG, "c/litetopk", Verdict.PASSED, checks=checks)) == 0.375
+    assert margin(Record(LONG, "c/litetopk", Verdict.PASSED, checks=checks[2:])) is None
+    told = "margin: largest error over its bound, of the chosen set and the returned values (above 1 fails)"
+    assert told in table.legend([record("b/dense")])
+
+
+def test_the_ratio_and_the_ways_are_explained_only_where_there_are_any() -> None:
+    dense, plain = record("b/dense", ms=20.0), record("c/litetopk", ways={"scan": 8, "rescan": 0})
+    assert "dense / litetopk" not in rendered([dense, plain]) + table.markdown([dense, plain])
+    assert "rows by way" not in table.legend([dense, plain])
+    lite = record("c/litetopk", ms=16.0, ways={"scan": 7, "rescan": 1})
+    assert "dense / litetopk: the fastest dense arm" in table.legend([dense, lite])
+    assert "rows by way, where not every row" in table.legend([dense, lite])
+    head, rows = topk_table.table_of([dense, lite, record("b/dense", SHORT), record("c/litetopk", SHORT)])
+    assert head[-2] == "dense / litetopk" and [row[-2] for row in rows] == ["1.25x", ""]
+
+
+@pytest.mark.parametrize("width", [80, 100, 130])
+def test_no_key_of_a_case_is_broken(width: int) -> None:
+    cases = ["indexer_topk:requests=16/2048+8/1024+16/20480,topk=256,weights=mixed", SHORT]
+    arms = ("torch_dense/dense", "deep_gemm/dense", "litetopk_torch/litetopk", "litetopk_windowed/litetopk")
+    text = rendered([record(arm, case, ms=3.456) for case in cases for arm in arms], width)
+    assert max(map(len, text.splitlines())) <= width
+    assert {"requests=16/2048+8/1024+16/20480,", "topk=256,", "weights=mixed"} <= set(text.split())
+    first = "".join(line.split("│")[1].strip() for line in rendered(
+        [record("b/dense", "indexer_topk:requests=" + "+".join(["1/1023"] * 9)), record("b/dense")], width).splitlines() if line[0] == "│")
+    assert "+".join(["1/1023"] * 9) in first  # longer than a column may be: folded, not cut off
+
+
+def test_a_table_without_times_has_cases_on_one_line_where_there_is_room() -> None:
+    text = rendered([record("b/dense"), record("b/dense", "indexer_topk:requests=8/8192,topk=512,values=integer,weights=mixed")], 80)
+    assert "requests=8/8192, values=integer, weights=mixed" in text

@@ -204,3 +204,11 @@ def test_a_swap_within_the_margin_is_within_the_bound_and_one_beyond_it_is_not()
     within = downstream_of(1e9, 1)
     assert within.verdict is Verdict.PASSED and 0.01 < within.margins["out"] <= 1
     assert downstream_of(0.0, 1).verdict is Verdict.FAILED
+
+
+def test_a_kernel_that_returns_nothing_to_launch_is_told_so() -> None:
+    phases: list[str] = []
+    trial = trial_of(right, phases=phases, prepare=lambda problem: right(problem).indices)  # type: ignore[arg-type,return-value]
+    with pytest.raises(TypeError, match=r"^made_up must return a callable that launches it, it returned a Tensor$"):
+        trial.run("litetopk")
+    assert phases[-1] == "prepare"

@@ -203,3 +203,12 @@ def test_a_kernel_that_splits_by_length_may_promise_less_than_equality() -> None
 
     assert shifted(1e-6) == [Verdict.PASSED] * 2
     assert shifted(1e-3) == [Verdict.FAILED] * 2
+
+
+@pytest.mark.parametrize(("returned", "what"), [(torch.zeros(2), "a Tensor"), (None, "None"), ((1, 2), "a tuple")])
+def test_a_kernel_that_returns_nothing_to_launch_is_told_so(returned: object, what: str) -> None:
+    trial, phases = trial_of(HALF, lambda problem: returned)  # type: ignore[arg-type,return-value]
+    for source in ("none", "backscan"):
+        with pytest.raises(TypeError, match=f"^kernel must return a callable that launches it, it returned {what}$"):
+            trial.run(source)
+    assert set(phases) == {"prepare"}

@@ -11,7 +11,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def memory(p: TopkProblem) -> int:
-    """Bytes beyond inputs and indices: candidates, sample scores, and rows that go dense."""
+    """Bytes beyond inputs and indices, as for litetopk_cuda; this arm makes no copies of q and k."""
     from arms.litetopk.layout import transient_bytes
 
     return transient_bytes(p)

@@ -1,4 +1,4 @@
-"""litetopk_windowed: DeepGEMM scores one window of keys at a time, small enough to stay in L2; what passes the gate is kept there."""
+"""litetopk_windowed: DeepGEMM scores one window of keys at a time, and what passes the gate is kept."""
 from __future__ import annotations
 
 from arms.indexer_topk.deep_gemm import INFINITE

@@ -35,23 +35,31 @@ class Scanner(Protocol):
         """All scores of some rows: fp32 [row1 - row0, s_kv], -inf outside a row's window."""
 
     def seed(self, scores: torch.Tensor, sample: Sample, factor: float) -> torch.Tensor:
-        """A threshold for each row, as select_triton.seed gives it."""
+        """A threshold for each row, fp32 [num_q]: the sample's g-th largest score among those inside the row's window, NaN left out. g is
+        such that mean = g - SIGMAS * sqrt(g) of the sample are expected among the topk, times `factor`. -inf, so that everything passes,
+        where the row has no more keys than find room (layout.holds_any), or fewer than g usable sample scores.
+
+        scores: of `sample_scores`, fp32 [num_q, at least columns]."""
 
     def select(self, candidate: torch.Tensor, count: torch.Tensor, threshold: torch.Tensor) -> Selected:
-        """The rows' top-k and certificate, as select_triton.select gives them."""
+        """The rows' top-k (of equal scores those of the smallest positions) and certificate, from what `candidates` gave.
+
+        A row is certified if topk are stored and no lane wanted in more than it holds (of ties: topk suffice), or if everything passed and
+        found room."""
 
     def of_rows(self, rows: torch.Tensor) -> Scanner:
         """A scanner of these rows alone (int64)."""
 
 
 def certified(p: TopkProblem, scanner: Scanner, sample: Sample, rescans: int = 3) -> TopkResult:
-    """The exact top-k of every row by the scanner's own scores. One device-to-host read, more where a row is scanned again."""
+    """The exact top-k of every row by the scanner's own scores: one scan, at most `rescans` more of the rows that fail, then dense. The
+    host waits for the device once, and once more for each scan after the first."""
     scores = scanner.sample_scores(sample)
     threshold = scanner.seed(scores, sample, 1.0)
     index, value, status, bound = scanner.select(*scanner.candidates(threshold), threshold)
     failed = (status == WAYS.index("failed")).nonzero()[:, 0]
     hopeless = []
-    for attempt in range(rescans):
+    for attempt in range(rescans if len(failed) else 0):
         # A row whose k-th stored score is its threshold has more ties than room: another scan would end the same way.
         stuck = bound[failed] == threshold[failed]
         hopeless.append(failed[stuck])

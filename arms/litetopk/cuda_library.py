@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ def library() -> ctypes.CDLL:
     """The sources, compiled once for each version of them into the user's cache. Raises BuildError."""
     nvcc = find_program("nvcc")
     if nvcc is None:
-        raise BuildError("nvcc is not on PATH nor in CUDA_HOME: litetopk_cuda is compiled where it runs")
+        raise BuildError("nvcc is not on PATH nor in CUDA_HOME: the CUDA arms are compiled where they run")
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
     key = hashlib.blake2b(b"".join(map(Path.read_bytes, SOURCES)) + " ".join(FLAGS).encode() + version.encode(), digest_size=8).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "threearm"
@@ -45,20 +46,25 @@ def library() -> ctypes.CDLL:
     return ctypes.CDLL(str(target))
 
 
-def checked(code: int, what: str) -> None:
-    """Raise RuntimeError for a cudaError_t that is not 0."""
-    if code:
-        raise RuntimeError(f"{what}: CUDA error {code}")
-
-
 def pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
     """A tensor's address, 0 for None."""
     return ctypes.c_void_p(0 if tensor is None else tensor.data_ptr())
 
 
-def stream(device: torch.device) -> ctypes.c_void_p:
-    """The device's current stream."""
-    return ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+def call(function: str, device: torch.device, *arguments: Any) -> None:
+    """Launch one of the library's functions on the device's current stream. Raises RuntimeError with its cudaError_t, and BuildError.
+
+    arguments: tensors (or None) are passed as addresses, ints as C ints; anything else must be a ctypes value.
+    """
+    def c_value(value: Any) -> Any:
+        if value is None or isinstance(value, torch.Tensor):
+            return pointer(value)
+        return ctypes.c_int(value) if isinstance(value, int) else value
+
+    with torch.cuda.device(device):
+        code = getattr(library(), function)(*map(c_value, arguments), ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream))
+    if code:
+        raise RuntimeError(f"{function}: CUDA error {code}")
 
 
 class SelectsByCuda:
@@ -70,12 +76,8 @@ class SelectsByCuda:
     def seed(self, scores: torch.Tensor, sample: Sample, factor: float) -> torch.Tensor:
         p = self.p
         threshold = torch.empty(p.num_q, device=p.device)
-        tensors = (sample.position, sample.first, sample.last, p.ks, p.ke, threshold)
-        numbers = (p.num_q, p.topk, self.layout.holds_any, sample.width)
-        code = library().seed_rows(
-            pointer(scores), ctypes.c_longlong(scores.stride(0)), *map(pointer, tensors), *map(ctypes.c_int, numbers),
-            ctypes.c_float(SIGMAS), ctypes.c_float(factor), stream(p.device))
-        checked(code, "seed")
+        call("seed_rows", p.device, scores, ctypes.c_longlong(scores.stride(0)), sample.position, sample.first, sample.last, p.ks, p.ke,
+             threshold, p.num_q, p.topk, self.layout.holds_any, sample.width, ctypes.c_float(SIGMAS), ctypes.c_float(factor))
         return threshold
 
     def select(self, candidate: torch.Tensor, count: torch.Tensor, threshold: torch.Tensor) -> Selected:
@@ -84,8 +86,6 @@ class SelectsByCuda:
         value = torch.empty(p.num_q, p.topk, device=p.device)
         status = torch.empty(p.num_q, dtype=torch.int32, device=p.device)
         bound = torch.empty(p.num_q, device=p.device)
-        numbers = (p.num_q, p.topk, self.layout.segment, self.layout.ties)
-        code = library().select_rows(*map(pointer, (candidate, count, threshold, index, value, status, bound)), *map(ctypes.c_int, numbers),
-                                     stream(p.device))
-        checked(code, "select")
+        call("select_rows", p.device, candidate, count, threshold, index, value, status, bound, p.num_q, p.topk, self.layout.segment,
+             self.layout.ties)
         return index, value, status, bound

@@ -8,7 +8,7 @@ import torch
 from arms.litetopk.sample import sample_length
 from arms.topk import HEAD_DIM, TopkProblem
 
-SIGMAS = 5.0  # of a row's pass count: of independent scores, one row in 3 million passes fewer than topk keys
+SIGMAS = 5.0  # of the pass count: of independent scores, at most one row in 3 million gets fewer than topk passes (a Poisson tail)
 LOGITS_BYTES = 128 << 20  # of rows computed densely, at a time
 
 Selected = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -29,6 +29,7 @@ class Layout:
 
     @property
     def width(self) -> int:
+        """Candidates of a row."""
         return self.lanes * self.segment + self.ties
 
     @property
@@ -38,11 +39,12 @@ class Layout:
 
     @property
     def counts(self) -> int:
+        """Counts of a row."""
         return self.lanes + (self.ties > 0)
 
 
 def layout_of(p: TopkProblem, lanes: int = 1) -> Layout:
-    """Room for eight times topk candidates a row, of which topk for ties where one lane takes them all."""
+    """Room for eight times topk candidates a row, rounded up to a power of two from 1024; topk of it for ties where one lane takes all."""
     width = max(1024, 1 << (8 * p.topk - 1).bit_length())
     return Layout(1, width - p.topk, p.topk) if lanes == 1 else Layout(lanes, width // lanes, 0)
 

@@ -1,5 +1,5 @@
 // The fused LiteTopk scan for SM90: fp8 scores of a block of query rows against all of their keys, gated in registers; only keys
-// at or above their row's threshold leave the loop. No logits are written. scan_cuda.py builds this file and calls it.
+// at or above their row's threshold leave the loop. No logits are written. cuda_library.py builds this file, scan_cuda.py calls it.
 //
 // One persistent CTA an SM, 4 math warpgroups and a producer. A unit of work is a block of 256 / H query rows (8 at H=32) and a
 // split of its keys. Warpgroup w scores the 128 (row, head) pairs of half w % 2 of the block against keys w / 2 * 128 .. + 128 of
@@ -28,7 +28,8 @@ struct Args {
   int num_q, tiles, splits, capacity, ties;
 };
 
-// Where candidates are counted: in shared memory by the one CTA that has a row, or in global memory where a row's keys are split.
+// What becomes of a score: a candidate, counted in shared memory by the one CTA that has the row, or in global memory where the row's keys
+// are split over CTAs; or (kStore) every score is written.
 enum Mode { kShared, kGlobal, kStore };
 
 struct Shared {
@@ -37,7 +38,7 @@ struct Shared {
   alignas(128) float scale[kStages][kTile];
   alignas(8) uint64_t full[kStages], empty[kStages], q_full, q_empty;
   int tile[kStages];  // number * 4, + 2 for the last of a unit, + 1 where some row's window does not cover it
-  int count[8][2];
+  int count[kTile / 32][2];  // of the block's rows, 8 at most: above the threshold, equal to it
 };
 
 __device__ uint32_t address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -142,7 +143,8 @@ __device__ void produce(const Args &a, Shared &s, int units, int blocks) {
 }
 
 // Half of the ReLUs are done by the FMA pipe, as a product that saturates to [0, 1], to spare the ALU pipe, where max runs at half
-// the rate. No dot product reaches 2^25 (448 * 448 * 128), and scaling by a power of two, undone in the weight, rounds nothing.
+// the rate. No dot product reaches 2^25 (448 * 448 * 128), and scaling by a power of two, undone in the weight, rounds nothing (a weight of
+// 2^103 or more overflows there).
 __device__ bool by_saturation(int i) { return i % 2 == 0; }
 __device__ float relu(float x, int i) { return by_saturation(i) ? __saturatef(x * 0x1p-25f) : fmaxf(x, 0.f); }
 
@@ -280,7 +282,7 @@ __global__ void __launch_bounds__(kThreads, 1) scan(const __grid_constant__ Args
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; i++) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], kMath / 32);
     barrier_init(&s.q_full, 1), barrier_init(&s.q_empty, kMath / 32);
-    for (int i = 0; i < 8; i++) s.count[i][0] = s.count[i][1] = 0;
+    for (int i = 0; i < kTile / 32; i++) s.count[i][0] = s.count[i][1] = 0;
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
   }
   __syncthreads();

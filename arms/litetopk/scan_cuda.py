@@ -6,7 +6,7 @@ import ctypes
 import torch
 
 from arms.litetopk.certify import mask_outside, rows_of
-from arms.litetopk.cuda_library import SelectsByCuda, checked, library, pointer, stream
+from arms.litetopk.cuda_library import SelectsByCuda, call
 from arms.litetopk.layout import Layout
 from arms.litetopk.sample import Sample
 from arms.topk import HEAD_DIM, TopkProblem
@@ -18,8 +18,7 @@ def swizzled(x: torch.Tensor) -> torch.Tensor:
     """e4m3 [n, 128] in the layout that scan.cu reads: uint8 [n rounded up to 256, 128]."""
     padded = -(-x.shape[0] // TILE) * TILE
     out = torch.empty(padded, HEAD_DIM, dtype=torch.uint8, device=x.device)
-    checked(library().swizzle(pointer(x), pointer(out), ctypes.c_longlong(x.shape[0]), ctypes.c_longlong(padded), stream(x.device)),
-             "swizzle")
+    call("swizzle", x.device, x, out, ctypes.c_longlong(x.shape[0]), ctypes.c_longlong(padded))
     return out
 
 
@@ -78,9 +77,6 @@ class CudaScanner(SelectsByCuda):
     def _launch(self, keys: Keys, q: torch.Tensor, weights: torch.Tensor, ks: torch.Tensor, ke: torch.Tensor,
                 threshold: torch.Tensor | None = None, candidate: torch.Tensor | None = None, count: torch.Tensor | None = None,
                 scores: torch.Tensor | None = None) -> None:
-        tensors = (keys.k, keys.scale, q, weights, ks, ke, threshold, candidate, count, scores)
-        numbers = (self.p.heads, len(weights), keys.tiles, self.splits, self.layout.segment, self.layout.ties, self.sms)
         columns = ctypes.c_longlong(0 if scores is None else scores.shape[1])
-        with torch.cuda.device(self.p.device):
-            code = library().scan_keys(*map(pointer, tensors), columns, *map(ctypes.c_int, numbers), stream(self.p.device))
-        checked(code, "scan")
+        call("scan_keys", self.p.device, keys.k, keys.scale, q, weights, ks, ke, threshold, candidate, count, scores, columns, self.p.heads,
+             len(weights), keys.tiles, self.splits, self.layout.segment, self.layout.ties, self.sms)

@@ -23,6 +23,9 @@ MOST_SPLITS = 4  # of a block's keys, where there are fewer blocks of rows than 
 @triton.jit(do_not_specialize=["stride", "num_q", "s_kv"])  # type: ignore[untyped-decorator]
 def _scan(q, k, scale, weight, ks, ke, threshold, candidate, count, score, stride, num_q, s_kv, SPLITS: tl.constexpr,  # type: ignore[no-untyped-def]
           SEGMENT: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.constexpr):
+    """One block of ROWS query rows against one of SPLITS shares of its keys. q e4m3 [num_q, H, 128], k e4m3 [s_kv, 128], scale fp32 [s_kv],
+    weight fp32 [num_q, H], ks, ke int32 [num_q]. STORE: every score of the windows to score fp32 [num_q, stride]. Otherwise what reaches
+    threshold fp32 [num_q] to candidate int64 [num_q, SPLITS * BLOCK, SEGMENT], and how many did to count int32 [num_q, SPLITS * BLOCK]."""
     block, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = block * ROWS + tl.arange(0, ROWS)
     real = row < num_q
@@ -55,11 +58,12 @@ def _scan(q, k, scale, weight, ks, ke, threshold, candidate, count, score, strid
             tl.store(mine + taken, packed, mask=passes & (taken < SEGMENT))
             taken += passes.to(tl.int32)
     if not STORE:
+        # The comparison makes the mask as wide as the block: the interpreter does not broadcast one.
         tl.store(count + ((row * SPLITS + split) * BLOCK)[None, :] + lane[:, None], taken, mask=real[None, :] & (lane[:, None] >= 0))
 
 
 class TritonScanner:
-    """A problem made ready for the Triton scan."""
+    """A problem made ready for the Triton scan. splits: shares of a block's keys, 0 for as many as fill the GPU, at most MOST_SPLITS."""
 
     def __init__(self, p: TopkProblem, splits: int = 0) -> None:
         self.p, self.rows = p, max(1, 128 // p.heads)
@@ -84,7 +88,7 @@ class TritonScanner:
         p, layout = self.p, self.layout
         candidate = torch.empty(p.num_q, layout.width, dtype=torch.int64, device=p.device)
         count = torch.empty(p.num_q, layout.counts, dtype=torch.int32, device=p.device)
-        self._launch(p.k_fp8, p.kv_scale, p.ks, p.ke, threshold, candidate, count, threshold, False)
+        self._launch(p.k_fp8, p.kv_scale, p.ks, p.ke, threshold, candidate, count, scores=threshold[:, None], store=False)
         return candidate, count
 
     def seed(self, scores: torch.Tensor, sample: Sample, factor: float) -> torch.Tensor:
@@ -96,7 +100,7 @@ class TritonScanner:
     def _scores(self, k: torch.Tensor, scale: torch.Tensor, ks: torch.Tensor, ke: torch.Tensor) -> torch.Tensor:
         """fp32 [num_q, keys]; only the windows are written."""
         scores = torch.empty(self.p.num_q, len(k), device=self.p.device)
-        self._launch(k, scale, ks, ke, scores, scores, scores, scores, True)
+        self._launch(k, scale, ks, ke, threshold=scores, candidate=scores, count=scores, scores=scores, store=True)
         return scores
 
     def _launch(self, k: torch.Tensor, scale: torch.Tensor, ks: torch.Tensor, ke: torch.Tensor, threshold: torch.Tensor,

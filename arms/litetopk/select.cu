@@ -1,5 +1,6 @@
-// Seed and select of litetopk_cuda, one CTA a row: the k-th largest of a row by radix selection in shared memory, 11 bits at a time
-// over the bits in which the row's keys differ. Same contract as select_triton.py.
+// Seed and select of litetopk_cuda and litetopk_windowed, one CTA a row, and the latter's gate. The k-th largest of a row is found
+// by radix selection in shared memory, 11 bits at a time over the bits in which the row's keys differ. certify.Scanner says what seed and
+// select give. Candidates hold no NaN; a sample may, and a NaN is the lowest there.
 #include <cuda_runtime.h>
 #include <cstdint>
 

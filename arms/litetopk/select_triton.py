@@ -31,6 +31,7 @@ def _kth(key, usable, rank):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["stride", "topk", "whole"])  # type: ignore[untyped-decorator]
 def _seed(score, stride, position, first, last, ks, ke, threshold, topk, whole, sigmas, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One row of `seed`. score fp32 [num_q, stride], position int32 [columns], first, last, ks, ke int32 and threshold fp32 [num_q]."""
     row = tl.program_id(0).to(tl.int64)
     start, end = tl.load(first + row), tl.load(last + row)
     begin, stop = tl.load(ks + row), tl.load(ke + row)
@@ -50,6 +51,8 @@ def _seed(score, stride, position, first, last, ks, ke, threshold, topk, whole, 
 @triton.jit(do_not_specialize=["topk"])  # type: ignore[untyped-decorator]
 def _select(candidate, count, threshold, index, value, status, bound, topk, WIDTH: tl.constexpr, LANES: tl.constexpr,  # type: ignore[no-untyped-def]
             SEGMENT: tl.constexpr, TIES: tl.constexpr, COUNTS: tl.constexpr, BLOCK: tl.constexpr, TOPK: tl.constexpr):
+    """One row of `select`. candidate int64 [num_q, WIDTH], count int32 [num_q, COUNTS], threshold, bound fp32 [num_q], index int32 and
+    value fp32 [num_q, topk], status int32 [num_q]."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     lane = at // SEGMENT
@@ -93,8 +96,8 @@ def seed(score: torch.Tensor, sample: Sample, p: TopkProblem, layout: Layout, fa
     """A threshold for each row of p: fp32 [num_q], -inf where everything is to pass.
 
     score: fp32 [num_q, columns], the rows' own scores of the sampled keys; a row uses those inside its window. The threshold is
-    the sample's g-th largest, g so that with SIGMAS standard deviations of a binomial at least topk keys of the row reach it
-    (times `factor`). Rows with no more keys than there is room for, or with too small a sample, pass whole.
+    the sample's g-th largest, g so that with SIGMAS times sqrt(g) to spare at least topk keys of the row reach it, times `factor`.
+    Rows with no more keys than there is room for, or with too small a sample, pass whole.
     """
     threshold = torch.empty(p.num_q, dtype=torch.float32, device=p.device)
     block = triton.next_power_of_2(max(1024, sample.width))

@@ -1,4 +1,4 @@
-"""litetopk_windowed's scanner: DeepGEMM's logits of one window of keys at a time, gated while they are in L2, then overwritten."""
+"""litetopk_windowed's scanner: DeepGEMM's logits of one window of keys at a time, gated and then overwritten."""
 from __future__ import annotations
 
 import ctypes
@@ -6,12 +6,12 @@ import ctypes
 import torch
 
 from arms.litetopk.certify import mask_outside, rows_of
-from arms.litetopk.cuda_library import SelectsByCuda, checked, library, pointer, stream
+from arms.litetopk.cuda_library import SelectsByCuda, call
 from arms.litetopk.layout import Layout
 from arms.litetopk.sample import Sample
 from arms.topk import TopkProblem
 
-WINDOW_BYTES = 256 << 20  # of logits at a time: measured on an H200, wider windows gain more than what stays in L2
+WINDOW_BYTES = 256 << 20  # of logits at a time: more than L2 holds, but wider windows were faster (docs/evidence/litetopk.md)
 NARROWEST = 2048  # keys: below, DeepGEMM's own start shows
 
 
@@ -50,10 +50,8 @@ class WindowedScanner(SelectsByCuda):
     def _gate(self, scores: torch.Tensor, start: int, width: int, threshold: torch.Tensor, candidate: torch.Tensor,
               count: torch.Tensor) -> None:
         p, layout = self.p, self.layout
-        numbers = (p.num_q, layout.segment, layout.ties)
-        code = library().gate_rows(pointer(scores), ctypes.c_longlong(scores.stride(0)), ctypes.c_int(start), ctypes.c_int(width),
-                                   *map(pointer, (p.ks, p.ke, threshold, candidate, count)), *map(ctypes.c_int, numbers), stream(p.device))
-        checked(code, "gate")
+        call("gate_rows", p.device, scores, ctypes.c_longlong(scores.stride(0)), start, width, p.ks, p.ke, threshold, candidate, count,
+             p.num_q, layout.segment, layout.ties)
 
 
 def mqa_logits(q: torch.Tensor, k: torch.Tensor, scale: torch.Tensor, weights: torch.Tensor, ks: torch.Tensor, ke: torch.Tensor,
