@@ -28,7 +28,7 @@ class TopkProblem:
 
     q_fp8 e4m3 [num_q, h, 128]; k_fp8 e4m3 [s_kv, 128] with kv_scale fp32 [s_kv], the gathered keys of all requests;
     weights fp32 [num_q, h], every other scale folded in; ks, ke int32 [num_q], the half-open window of a row in gathered
-    positions (ke <= ks: an empty row); topk; requests: (row0, row1, kv0, kv1) of each request, on the host.
+    positions (ke == ks: an empty row); topk; requests: (row0, row1, kv0, kv1) of each request, on the host.
 
     score(r, j) = kv_scale[j] * sum_h weights[r, h] * max(0, q_fp8[r, h] . k_fp8[j]) for ks[r] <= j < ke[r].
     """
@@ -149,6 +149,8 @@ def indexer_topk_kernel(name: str, arm: str = "litetopk", requires: Requires = R
     """
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise ValueError(f"kernel name {name!r}: allowed are letters, digits, '_', '-' and '.'")
+    if memory is not None and not callable(memory):
+        raise ValueError(f"memory={memory!r} of {name}: it must be a function of the problem that gives a number of bytes")
     if arm not in ARMS or accumulate not in ("fp32", "fp8"):
         raise ValueError(f"arm={arm!r}, accumulate={accumulate!r}: allowed are {' and '.join(ARMS)}, fp32 and fp8")
 
@@ -166,11 +168,18 @@ def indexer_topk_kernel(name: str, arm: str = "litetopk", requires: Requires = R
 def check_problem(p: TopkProblem, most: int = 1 << 14) -> None:
     """Refuse what a kernel must not be launched on. Raises ValueError: shape, dtype, stride, device, alignment, topk above
     `most`; ks, ke outside [0, s_kv] (reads them back, so it is set-up, not part of a launch)."""
+    shapes = {"q_fp8": (p.q_fp8, 3), "k_fp8": (p.k_fp8, 2)}
+    for name, (tensor, dimensions) in shapes.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != dimensions:
+            found = f"{list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise ValueError(f"{name} must be a tensor of {dimensions} dimensions, it is {found}")
     rows, heads = p.num_q, p.heads
     want = {"q_fp8": (p.q_fp8, (rows, heads, HEAD_DIM), torch.float8_e4m3fn), "k_fp8": (p.k_fp8, (p.s_kv, HEAD_DIM), torch.float8_e4m3fn),
             "kv_scale": (p.kv_scale, (p.s_kv,), torch.float32), "weights": (p.weights, (rows, heads), torch.float32),
             "ks": (p.ks, (rows,), torch.int32), "ke": (p.ke, (rows,), torch.int32)}
     for name, (tensor, shape, dtype) in want.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} must be a tensor, it is a {type(tensor).__name__}")
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise ValueError(f"{name} must be {dtype} {list(shape)}, it is {tensor.dtype} {list(tensor.shape)}")
         if not tensor.is_contiguous():
@@ -181,10 +190,23 @@ def check_problem(p: TopkProblem, most: int = 1 << 14) -> None:
             raise ValueError(f"{name} must be aligned to 16 bytes, its address is {tensor.data_ptr():#x}")
     if heads not in (32, 64):
         raise ValueError(f"h={heads}: allowed are 32 and 64")
-    if not 1 <= p.topk <= most:
-        raise ValueError(f"topk={p.topk}: allowed is 1 to {most}")
+    if type(p.topk) is not int or not 1 <= p.topk <= most:
+        raise ValueError(f"topk={p.topk!r}: allowed is an integer from 1 to {most}")
     bad = (p.ks < 0) | (p.ke > p.s_kv) | (p.ke < p.ks)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
         raise ValueError(f"row {row}: its window [{int(p.ks[row])}, {int(p.ke[row])}) must lie within [0, {p.s_kv}), "
                          "and ke must not be below ks")
+    _check_requests(p)
+
+
+def _check_requests(p: TopkProblem) -> None:
+    """requests are (row0, row1, kv0, kv1), in order, inside the rows and keys; rows may be left over. Raises ValueError."""
+    row, key = 0, 0
+    for number, request in enumerate(p.requests):
+        if len(request) != 4 or any(type(bound) is not int for bound in request):
+            raise ValueError(f"request {number} must be four integers (row0, row1, kv0, kv1), it is {request!r}")
+        row0, row1, kv0, kv1 = request
+        if not (row <= row0 <= row1 <= p.num_q and key <= kv0 <= kv1 <= p.s_kv):
+            raise ValueError(f"request {number} is {request!r}: it must follow the one before, within {p.num_q} rows and {p.s_kv} keys")
+        row, key = row1, kv1

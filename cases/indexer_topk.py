@@ -17,7 +17,7 @@ HEAD_DIM = 128
 MOST_KEYS = 1 << 24
 MOST_ROWS = 1 << 20
 
-VALUES = ("normal", "integer", "flat", "nearflat", "plateau", "ascending", "descending", "bucketedge",
+VALUES = ("normal", "integer", "digits", "flat", "nearflat", "plateau", "ascending", "descending", "bucketedge",
           "drift", "latehot", "shifted", "outlier", "planted", "nan", "inf")
 TIES = ("none", "pairs", "runs", "far", "all")
 WEIGHTS = ("positive", "mixed", "negative")
@@ -139,6 +139,8 @@ class IndexerTopkCase:
 
         docs/budgets.md proves it. The ramps need 20 bits, which fp32 has and Hopper's fp8 accumulator has not.
         """
+        if self.values == "digits":
+            return ("fp32", "fp8")
         if self.scales != "pow2":
             return ()
         if self.values in ("integer", "plateau", "nan", "inf", "bucketedge"):

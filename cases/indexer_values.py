@@ -3,6 +3,8 @@
 pattern      scores along a row                                              what it shows
 normal       random                                                          the ordinary case
 integer      random, every sum exact                                         one wrong key of millions
+digits       random, exact, weights (scales=pow2) or scales (any) of 13   weights, scales or scores rounded to 16 bits
+             and 12 significant bits
 flat         equal: one K row                                                a span of 0, everything in one bucket
 nearflat     equal but for 0..ulps ULPs of kv_scale                          a scan that scores an ULP off its sample
 plateau      exactly 0 for `share` of the keys (ReLU), exact                 one bucket holds most keys
@@ -40,7 +42,7 @@ _OUTLIER_LEVEL = 15 << 16  # one digit: 3840, times a scale of 256
 EXACT = ("integer", "plateau", "nan", "inf")  # small integers all over, weights and scales powers of two
 STEERED = ("ascending", "descending", "bucketedge", "drift", "latehot", "shifted", "outlier", "planted")
 _SILENT = ("ascending", "descending", "bucketedge")  # no random part: k is zero outside the level
-_SCALED = ("normal", *EXACT)  # a scale of its own for every key
+_SCALED = ("normal", "digits", *EXACT)  # a scale of its own for every key
 _STEP = 2.0**-6  # weight of head 0 where levels are exact
 PLANT_SIGMA = 32.0  # weights[0] * TOP_LEVEL / 256 in standard deviations: winners stand 16 to 32 above, random parts reach 12
 _PAD_SCALE = 2.0**12
@@ -104,6 +106,11 @@ def _q_rows(case: IndexerTopkCase, rows: torch.Tensor) -> torch.Tensor:
         return below(bits(case.seed, "q", rows, HEAD_DIM), 5).float()
     if case.values in EXACT:
         return below(bits(case.seed, "q", rows, HEAD_DIM), 9).float() - 4
+    if case.values == "digits":  # eight columns of -1 or 1: no dot product is above 8
+        draw = bits(case.seed, "q", rows, HEAD_DIM)
+        first = below(bits(case.seed, "q columns", rows, 1), HEAD_DIM // 8) * 8
+        column = torch.arange(HEAD_DIM, device=rows.device)
+        return torch.where((column >= first) & (column < first + 8), 1.0 - 2.0 * (draw & 1), 0.0)
     q = bell(case.seed, "q", rows, HEAD_DIM).float() * 2.0**-15
     if case.values in STEERED:
         steers = (rows % case.h == 0)[:, None]
@@ -132,6 +139,8 @@ def _k_rows(case: IndexerTopkCase, keys: _Keys) -> torch.Tensor:
         return torch.where(_is_zero(case, keys)[:, None], -k, k)
     if case.values in EXACT:
         return below(bits(case.seed, "k", drawn, HEAD_DIM), 9).float() - 4
+    if case.values == "digits":
+        return below(bits(case.seed, "k", drawn, HEAD_DIM), 3).float() - 1
     if case.values in _SILENT:
         k = torch.zeros(len(drawn), HEAD_DIM, device=drawn.device)
     else:
@@ -218,6 +227,8 @@ def _scales(case: IndexerTopkCase, keys: _Keys) -> torch.Tensor:
     scale = torch.full(keys.at.shape, 1.0 if case.scales == "pow2" else 0.7, dtype=torch.float32, device=keys.at.device)
     if case.values in _SCALED and case.scales == "pow2":
         scale = torch.tensor([0.5, 1.0, 2.0], device=keys.at.device)[below(draw[:, 0], 3)]
+    elif case.values == "digits":  # odd: none is a number of 11 bits
+        scale = (2 * below(draw[:, 0], 1 << 10) + 2049).float() * 2.0**-11
     elif case.values in _SCALED:
         scale = below(draw[:, 0], 1 << 23).float() * 2.0**-23 + 1
     elif case.values == "nearflat":
@@ -241,12 +252,17 @@ def _fill_padding(case: IndexerTopkCase, k: torch.Tensor, scale: torch.Tensor) -
 
 
 def _weights(case: IndexerTopkCase, device: torch.device) -> torch.Tensor:
-    """fp32 [num_q, h]: bell-shaped of standard deviation 0.144, or 1, 1/2, 1/4, 1/8 where sums are to be exact."""
+    """fp32 [num_q, h]: bell-shaped of standard deviation 0.144, or 1, 1/2, 1/4, 1/8 where sums are to be exact; digits: odd numbers of 13
+    bits, or 1 to 8 beside scales of 12 bits, times 2^-13."""
     rows = torch.arange(case.num_q, device=device)
     if case.values in EXACT:
         draw = bits(case.seed, "weights", rows, case.h)
         weights = torch.tensor([1.0, 0.5, 0.25, 0.125], device=device)[(draw & 3).long()]
         weights = torch.where((draw & 4) > 0, weights, -weights)
+    elif case.values == "digits":
+        draw = bits(case.seed, "weights", rows, case.h)
+        size = 2 * below(draw, 1 << 11) + 4097 if case.scales == "pow2" else below(draw, 8) + 1
+        weights = torch.where((draw & 1) > 0, size, -size).float() * 2.0**-13
     else:
         weights = bell(case.seed, "weights", rows, case.h).float() * 2.0**-18
     if case.values in STEERED:

@@ -159,7 +159,7 @@ def own_scores(result: TopkResult, judged: torch.Tensor, windows: Windows, band:
         return OwnScores(None, wrong, None)
     check, parts, dropped, nan_rows, deficit = Check("own-scores", Verdict.PASSED), [], 0, 0, 0.0
     for row0, row1 in chunks(len(wrong), band.s_kv, wrong.device):
-        rows, own = slice(row0, row1), result.logits(row0, row1)
+        rows, own = slice(row0, row1), _own(result.logits, row0, row1, band.s_kv)
         inside = windows_of(band.ks[rows], band.ke[rows], band.s_kv)
         chosen = chosen_keys(result.indices[rows], band.ks[rows], band.ke[rows], band.s_kv)
         left_out = inside & ~chosen & ~own.isnan()
@@ -184,29 +184,42 @@ def own_scores(result: TopkResult, judged: torch.Tensor, windows: Windows, band:
     return OwnScores(check if check.total or check.bad else None, wrong, torch.cat(parts))
 
 
+def _own(logits: Callable[[int, int], torch.Tensor], row0: int, row1: int, s_kv: int) -> torch.Tensor:
+    """The arm's scores of some rows. Raises ValueError unless they are fp32 [row1 - row0, s_kv]."""
+    own = logits(row0, row1)
+    if not isinstance(own, torch.Tensor):
+        raise ValueError(f"logits must give a tensor, the kernel's gave {type(own).__name__}")
+    if tuple(own.shape) != (row1 - row0, s_kv) or own.dtype != torch.float32:
+        want = f"{torch.float32} {[row1 - row0, s_kv]}"
+        raise ValueError(f"logits({row0}, {row1}) must give {want}, the kernel's gave {own.dtype} {list(own.shape)}")
+    return own
+
+
 def values(result: TopkResult, want: torch.Tensor, own: torch.Tensor | None, error: ScoreError, windows: Windows,
            band: Band) -> Check | None:
-    """The value beside each chosen key: within its bound of the reference's score, and bitwise the arm's own where it exposes them.
+    """The value beside each chosen key: within its bound of the reference's score, and bitwise the arm's own where it exposes them. Of an
+    arm that exposes scores but returns no values, its own scores of the chosen keys.
 
-    want [num_q, topk]: the reference's scores of the entries; own: the arm's, fp32, or None. None if the arm returns no values, or
-    no row names a key; VACUOUS if zeros would do although no score is 0.
+    want [num_q, topk]: the reference's scores of the entries; own: the arm's, fp32, or None. None if the arm has neither, or no row
+    names a key; VACUOUS if zeros would do although no score is 0.
     """
     named, index = in_window(result.indices, band.ks, band.ke)
-    if result.values is None or not bool(named.any()):
+    stated = own if result.values is None else result.values
+    if stated is None or not bool(named.any()):
         return None
     steps = range(0, len(index), VALUE_ROWS)
     bound = torch.cat([error(row, min(row + VALUE_ROWS, len(index)), index[row : row + VALUE_ROWS]) for row in steps])
-    ratio = torch.where(named, margin(result.values, want, bound), 0.0)
+    ratio = torch.where(named, margin(stated, want, bound), 0.0)
     bad = ratio > 1
     if own is not None:
-        bad |= named & bits_differ(own, result.values)
+        bad |= named & bits_differ(own, stated)
     check = Check("values", Verdict.PASSED, "within their bounds" + ("" if own is None else ", and bitwise the arm's own scores"),
                   margins={"values": min(BIGGEST, float(ratio.max()))}, bad=int(bad.sum()), total=int(named.sum()))
     if check.bad:
         check.verdict, places = Verdict.FAILED, bad.nonzero()[:PLACES]
         check.detail = f"{check.bad:,} of {check.total:,} values are not the scores of their keys"
         check.first = [f"[row {row}, entry {entry}, key {int(index[row, entry])}] want {float(want[row, entry]):.9g}, value "
-                       f"{float(result.values[row, entry]):.9g}, budget {float(bound[row, entry]):.3g}"
+                       f"{float(stated[row, entry]):.9g}, budget {float(bound[row, entry]):.3g}"
                        + ("" if own is None else f", own score {float(own[row, entry]):.9g}") for row, entry in places[:SHOWN].tolist()]
         check.where = localise_members(bad.any(1), windows, {"values": torch.stack([places[:, 0], index[places[:, 0], places[:, 1]]], 1)})
     elif bool((bound > 0).any()) and not bool((named & (want.abs() > bound)).any()):

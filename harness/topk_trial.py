@@ -15,6 +15,7 @@ from harness import topk_relations as relations
 from harness.record import Lengths
 from harness.timing import Timed
 from harness.topk_downstream import downstream
+from harness.topk_inplace import reads_inputs
 from harness.topk_localise import Windows
 from harness.topk_memory import Meter
 from harness.topk_sets import Band, Tally, tally
@@ -64,6 +65,7 @@ class TopkTrial:
         self.ks, self.ke = p.ks.clone(), p.ke.clone()  # an arm may write into its own
         self.band = Band(expected.scores, expected.kth, expected.eps[kernel.accumulate], self.ks, self.ke, p.s_kv)
         self.launch: TopkLaunch | None = None
+        self.bound = 0  # bytes that a launch may hold, once it is measured
         self.done: TopkRun | None = None
 
     def run(self, arm: str) -> TopkRun:
@@ -75,7 +77,7 @@ class TopkTrial:
         self.phase("judge")
         found = tally(result.indices, self.band)
         run.checks += self._choice(run, found, judged)
-        run.checks += [c for c in (relations.memory(peak, self.kernel.memory(self.problem), self.problem.num_q, self.problem.s_kv),) if c]
+        run.checks += [c for c in (relations.memory(peak, self.bound, self.problem.num_q, self.problem.s_kv),) if c]
         run.checks += self._against_dense(run)
         run.note = self._note(run)
         self.done = run
@@ -109,6 +111,7 @@ class TopkTrial:
         p = self.problem
         meter = Meter(p.device, [p.q_fp8, p.k_fp8, p.kv_scale, p.weights, p.ks, p.ke])
         self.phase("prepare")
+        self.bound = whole_bytes(self.kernel)(p)
         launch, _ = meter.watch(lambda: self.kernel.prepare(p))
         check_launch(self.kernel.name, launch)
         self.launch = launch
@@ -152,8 +155,18 @@ class TopkTrial:
         found.append(relations.written(fresh, result, self.band, self.windows))
         self.phase("launch")
         found.append(self._after_another(result))
+        found += self._reads_inputs()
         found.append(self._inputs_unchanged())
         return found
+
+    def _reads_inputs(self) -> list[Check]:
+        if PEER not in KERNELS:
+            return []
+        peer: TopkKernel = KERNELS[PEER]  # type: ignore[assignment]
+        self.phase("launch")
+        eps = self.band.eps + self.expected.eps[peer.accumulate]
+        return [reads_inputs(self.problem, lambda: self._taken(self._prepared()()),
+                             lambda: self._taken(peer.prepare(self.problem)()), self.band, eps, self.windows)]
 
     def _same(self, name: str, got: TopkResult, other: TopkResult, labels: tuple[str, str], verdict: Verdict = Verdict.FAILED) -> Check:
         return relations.same_choice(name, got, other, self.band, self.windows, labels, verdict)
@@ -243,3 +256,14 @@ class TopkTrial:
         if not any(check.name == "set" for check in run.checks):
             notes.append("no set check: in every row all valid keys are chosen, or all scores tie")
         return "; ".join(notes)
+
+
+def whole_bytes(kernel: TopkKernel) -> Callable[[TopkProblem], int]:
+    """The kernel's memory bound. What it returns raises ValueError where the kernel's function gives no whole number of bytes."""
+    def bound(problem: TopkProblem) -> int:
+        given = kernel.memory(problem)
+        if type(given) is not int or given < 0:
+            raise ValueError(f"memory of {kernel.name} must give a whole number of bytes, it gave {given!r}")
+        return given
+
+    return bound

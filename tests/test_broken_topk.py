@@ -34,6 +34,8 @@ MINUS_INF = "indexer_topk:requests=6/300,topk=64,values=inf,weights=negative,sha
 LONG = "indexer_topk:requests=5/3000,topk=40"
 CROWDED = "indexer_topk:requests=2/9000,topk=2000"
 LONG_EXACT = "indexer_topk:requests=5/3000,topk=600,values=integer"
+DIGITS = "indexer_topk:requests=65/3000,topk=1030,values=digits,weights=mixed"
+SCALE_DIGITS = f"{DIGITS},scales=any"
 ONE = "indexer_topk:requests=1/700,topk=40"
 
 CAUGHT = {
@@ -89,6 +91,11 @@ CAUGHT = {
     "writes_its_windows": ("inputs-unchanged", SHORT),
     "threshold_of_the_launch_before": ("after-another", ONE),
     "tail_of_the_launch_before": ("after-another", SHORT),
+    "weights_in_fp16": ("set", DIGITS),
+    "kv_scale_in_fp16": ("set", SCALE_DIGITS),
+    "shows_zeros_for_its_scores": ("values", PLAIN),
+    "chooses_in_set_up": ("reads-inputs", PLAIN),
+    "keeps_its_keys": ("reads-inputs", PLAIN),
 }
 """Fault: the check that must catch it, and a case that shows it. Many are caught by others as well."""
 
@@ -98,7 +105,7 @@ ALSO_CAUGHT = {"best_key_dropped": ("dense-vs-litetopk", PLAIN), "one_head_dropp
 ONLY_IN_THE_WORKER = {"cached_after_20_topk_launches", "wrong_width"}
 
 EMITTED = {"shape", "set", "nan-chosen", "own-scores", "values", "status", "written", "memory", "run-to-run", "inputs-unchanged",
-           "after-another", "dense-vs-litetopk", "downstream"}
+           "after-another", "reads-inputs", "dense-vs-litetopk", "downstream"}
 RIGHT = ("torch_dense", "litetopk_torch")
 CASES = sorted({text for _, text in CAUGHT.values()} | {TIED, EXACT})
 

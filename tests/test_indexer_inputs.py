@@ -155,6 +155,17 @@ def test_normal_values_have_the_stated_spread() -> None:
     assert set(inputs_of("requests=32/2000").kv_scale.unique().tolist()) == {0.5, 1.0, 2.0}
 
 
+def test_digits_do_not_fit_sixteen_bits() -> None:
+    """No weight (scales=pow2) or scale (any) is a bf16 or fp16 number, and ranking the scores by either chooses other keys."""
+    for scales, heads in (("pow2", 32), ("any", 64)):
+        inputs = inputs_of(f"requests=9/3000,topk=300,values=digits,weights=mixed,scales={scales},h={heads}")
+        assert set(inputs.k_fp8.float().unique().tolist()) == {-1.0, 0.0, 1.0}
+        assert bool((inputs.q_fp8.float().abs().sum(2) == 8).all())
+        odd = inputs.weights if scales == "pow2" else inputs.kv_scale
+        for small in (torch.bfloat16, torch.float16):
+            assert bool((odd.to(small).float() != odd).all())
+
+
 def test_integer_values_are_small_integers_and_powers_of_two() -> None:
     inputs = inputs_of("requests=9/500,values=integer,weights=mixed")
     assert set(inputs.q_fp8.float().unique().tolist()) == set(inputs.k_fp8.float().unique().tolist()) == set(range(-4, 5))

@@ -122,9 +122,9 @@ def test_launches_and_phases_come_in_order_and_every_problem_is_a_valid_one() ->
 
     trial = trial_of(launch, SHORT, phases)
     trial.run("litetopk")
-    assert phases[:4] == ["prepare", "launch", "*", "launch"] and phases.count("*") == len(seen) == 5 + REPEATS
+    assert phases[:4] == ["prepare", "launch", "*", "launch"] and phases.count("*") == len(seen) == 6 + REPEATS
     launched = phases[: phases.index("judge")]
-    assert set(launched[1:]) == {"launch", "*"} and launched.count("*") == 5 + REPEATS  # nothing is launched in phase judge
+    assert set(launched[1:]) == {"launch", "*"} and launched.count("*") == 6 + REPEATS  # nothing is launched in phase judge
     others = [p for p in seen if p.requests != trial.problem.requests]
     assert len(others) == 1 and others[0].requests == ((0, 18, 0, 130),) and others[0].q_fp8.shape == trial.problem.q_fp8.shape
 

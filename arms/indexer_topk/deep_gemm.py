@@ -96,20 +96,20 @@ class DeepGemm:
 
     @classmethod
     def set_up(cls, p: TopkProblem) -> DeepGemm:
-        """Windows of empty rows become [0, 0): elsewhere the kernel's unsigned block count may underflow. The scales are followed by
-        zeros up to a multiple of four, which the kernel loads at once."""
+        """Windows of empty rows become [0, 0): elsewhere the kernel's unsigned block count may underflow."""
         empty = p.ke <= p.ks
-        scale = torch.nn.functional.pad(p.kv_scale, (0, -p.s_kv % 4))[: p.s_kv]
-        clean = dataclasses.replace(p, kv_scale=scale, ks=p.ks.masked_fill(empty, 0), ke=p.ke.masked_fill(empty, 0))
+        clean = dataclasses.replace(p, ks=p.ks.masked_fill(empty, 0), ke=p.ke.masked_fill(empty, 0))
         return cls(clean, clean.ke - clean.ks)
 
     def logits(self, row0: int, row1: int) -> torch.Tensor:
-        """fp32 [row1 - row0, s_kv], a strided view. Outside a row's window it holds other rows' scores or unwritten memory."""
+        """fp32 [row1 - row0, s_kv], a strided view. Outside a row's window it holds other rows' scores or unwritten memory. The scales
+        are followed by zeros up to a multiple of four, which the kernel loads at once."""
         from deep_gemm import fp8_mqa_logits
 
         p, rows = self.problem, slice(row0, row1)
+        scale = torch.nn.functional.pad(p.kv_scale, (0, -p.s_kv % 4))[: p.s_kv]
         logits: torch.Tensor = fp8_mqa_logits(
-            p.q_fp8[rows], (p.k_fp8, p.kv_scale), p.weights[rows], p.ks[rows], p.ke[rows], clean_logits=False)
+            p.q_fp8[rows], (p.k_fp8, scale), p.weights[rows], p.ks[rows], p.ke[rows], clean_logits=False)
         return logits
 
     def masked(self, row0: int, row1: int) -> torch.Tensor:

@@ -41,4 +41,4 @@ def plan_sample(p: TopkProblem) -> Sample:
     def on_device(values: list[int] | torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(values, dtype=torch.int32).to(p.device)
 
-    return Sample(on_device(torch.cat(positions)), on_device(first), on_device(last), width)
+    return Sample(on_device(torch.cat([torch.empty(0, dtype=torch.long), *positions])), on_device(first), on_device(last), width)

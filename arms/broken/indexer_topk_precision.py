@@ -1,0 +1,44 @@
+"""Deliberately wrong indexer top-k kernels, continued: numbers that lose bits on the way, kernels that do not read what they are given."""
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from arms.broken.indexer_topk import broken, right
+from arms.topk import TopkLaunch, TopkProblem, TopkResult, indexer_topk_kernel, no_bound
+
+
+def rounded(p: TopkProblem, name: str, dtype: torch.dtype) -> TopkResult:
+    """A right launch on one input rounded to 16 bits. Its scores are kept to itself."""
+    return TopkResult(right(dataclasses.replace(p, **{name: getattr(p, name).to(dtype).float()})).indices)
+
+
+@broken("weights_in_fp16")
+def weights_in_fp16(p: TopkProblem) -> TopkResult:
+    return rounded(p, "weights", torch.float16)
+
+
+@broken("kv_scale_in_fp16")
+def kv_scale_in_fp16(p: TopkProblem) -> TopkResult:
+    return rounded(p, "kv_scale", torch.float16)
+
+
+@broken("shows_zeros_for_its_scores")
+def shows_zeros_for_its_scores(p: TopkProblem) -> TopkResult:
+    """By these scores every choice is an exact top-k."""
+    return TopkResult(right(p).indices, logits=lambda row0, row1: torch.zeros(row1 - row0, p.s_kv, device=p.device))
+
+
+@indexer_topk_kernel("broken_chooses_in_set_up", memory=no_bound)
+def chooses_in_set_up(p: TopkProblem) -> TopkLaunch:
+    """All the work is done once, where it is not timed."""
+    result = right(p)
+    return lambda: result
+
+
+@indexer_topk_kernel("broken_keeps_its_keys", memory=no_bound)
+def keeps_its_keys(p: TopkProblem) -> TopkLaunch:
+    """The keys are laid out in set-up; what is written into them afterwards is not seen."""
+    keys = p.k_fp8.clone()
+    return lambda: right(dataclasses.replace(p, k_fp8=keys))
