@@ -164,7 +164,7 @@ def test_rows_of_no_request_are_exact_too() -> None:
     for requests in ((), ((0, 3, 0, 800),), ((0, 6, 700, 9000),), ((0, 6, 5, 5),), ((2, 90, -7, 10),)):
         wrong = dataclasses.replace(p, requests=requests)
         if requests in (((0, 6, 700, 9000),), ((2, 90, -7, 10),)):
-            with pytest.raises(ValueError, match="request 0 is .*within 6 rows and 800 keys"):
+            with pytest.raises(ValueError, match=r"request 0 is .*within 6 rows and 800 keys"):
                 launch("litetopk_torch", wrong)
         else:
             assert_right(wrong, launch("litetopk_torch", wrong), smallest=True)
