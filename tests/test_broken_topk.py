@@ -93,6 +93,7 @@ CAUGHT = {
     "tail_of_the_launch_before": ("after-another", SHORT),
     "weights_in_fp16": ("set", DIGITS),
     "kv_scale_in_fp16": ("set", SCALE_DIGITS),
+    "ranked_by_20_bits": ("set", DIGITS),
     "shows_zeros_for_its_scores": ("values", PLAIN),
     "chooses_in_set_up": ("reads-inputs", PLAIN),
     "keeps_its_keys": ("reads-inputs", PLAIN),

@@ -5,7 +5,7 @@ import dataclasses
 
 import torch
 
-from arms.broken.indexer_topk import broken, right
+from arms.broken.indexer_topk import broken, choose, logits, right
 from arms.topk import TopkLaunch, TopkProblem, TopkResult, indexer_topk_kernel, no_bound
 
 
@@ -22,6 +22,13 @@ def weights_in_fp16(p: TopkProblem) -> TopkResult:
 @broken("kv_scale_in_fp16")
 def kv_scale_in_fp16(p: TopkProblem) -> TopkResult:
     return rounded(p, "kv_scale", torch.float16)
+
+
+@broken("ranked_by_20_bits")
+def ranked_by_20_bits(p: TopkProblem) -> TopkResult:
+    """A radix selection that leaves out its last pass."""
+    scores = logits(p)
+    return TopkResult(choose(p, (scores.view(torch.int32) & ~0xFFF).view(torch.float32)).indices)
 
 
 @broken("shows_zeros_for_its_scores")
