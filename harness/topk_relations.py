@@ -30,7 +30,8 @@ def status(result: TopkResult, wrong: torch.Tensor, windows: Windows) -> Check |
         found = {"certified though wrong": lies, "given up (status failed)": refused & ~kept,
                  "given up, yet with keys in place of -1": kept, f"with a status outside 0..{len(WAYS) - 1}": unknown}
         check.detail = "; ".join(f"{int(rows.sum()):,} rows {name}" for name, rows in found.items() if bool(rows.any()))
-        check.first = [f"[row {row}] status {int(said[row])}" for row in bad.nonzero()[:SHOWN, 0].tolist()]
+        words = {row: int(said[row]) for row in bad.nonzero()[:SHOWN, 0].tolist()}
+        check.first = [f"[row {row}] status {WAYS[number] if 0 <= number < len(WAYS) else number}" for row, number in words.items()]
         check.where = localise_members(bad, windows)
     return check
 
