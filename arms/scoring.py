@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
-from arms.topk import HEAD_DIM, TopkProblem
+from arms.topk import TopkProblem
+from cases.indexer_topk import HEAD_DIM
 
 CUBLAS_WORKSPACE = 64 << 20  # bytes that torch keeps for cuBLAS and cuBLASLt on Hopper, 32 MiB each
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 import torch
 
 from arms.kernel import KERNELS, Requires
+from cases.indexer_topk import ACCUMULATE, HEAD_DIM
 
-HEAD_DIM = 128
 ARMS = ("dense", "litetopk")
 
 WAYS = ("scan", "rescan", "dense", "failed")
@@ -151,7 +151,7 @@ def indexer_topk_kernel(name: str, arm: str = "litetopk", requires: Requires = R
         raise ValueError(f"kernel name {name!r}: allowed are letters, digits, '_', '-' and '.'")
     if memory is not None and not callable(memory):
         raise ValueError(f"memory={memory!r} of {name}: it must be a function of the problem that gives a number of bytes")
-    if arm not in ARMS or accumulate not in ("fp32", "fp8"):
+    if arm not in ARMS or accumulate not in ACCUMULATE:
         raise ValueError(f"arm={arm!r}, accumulate={accumulate!r}: allowed are {' and '.join(ARMS)}, fp32 and fp8")
 
     def register(prepare: F) -> F:

@@ -14,6 +14,7 @@ from cases.text import CaseError, check_fields, choice, format_record, integer, 
 
 FAMILY = "indexer_topk"
 HEAD_DIM = 128
+ACCUMULATE = ("fp32", "fp8")  # how a kernel may sum a dot product: fp32, or the 14 bits of Hopper's fp8 tensor core
 MOST_KEYS = 1 << 24
 MOST_ROWS = 1 << 20
 
@@ -140,13 +141,13 @@ class IndexerTopkCase:
         docs/budgets.md proves it. The ramps need 20 bits, which fp32 has and Hopper's fp8 accumulator has not.
         """
         if self.values == "digits":
-            return ("fp32", "fp8")
+            return ACCUMULATE
         if self.scales != "pow2":
             return ()
         if self.values in ("integer", "plateau", "nan", "inf", "bucketedge"):
-            return ("fp32", "fp8")
+            return ACCUMULATE
         if self.values in ("ascending", "descending"):
-            return ("fp32", "fp8") if max(keys for _, keys in self.request_lengths) <= 4096 else ("fp32",)
+            return ACCUMULATE if max(keys for _, keys in self.request_lengths) <= 4096 else ("fp32",)
         return ()
 
     @property

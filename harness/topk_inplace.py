@@ -14,7 +14,10 @@ from harness.topk_sets import Band, compare
 from harness.verdicts import Check, Verdict
 
 DATA = ("q_fp8", "k_fp8", "kv_scale", "weights")
-ROOM = 4.0
+ROWS = 64  # whose bounds are made at a time
+
+Error = Callable[[int, int, torch.Tensor], torch.Tensor]
+"""(row0, row1, indices [rows, n]) -> how far the scores of two arms may be apart there, by what the inputs hold now."""
 
 
 @contextlib.contextmanager
@@ -30,16 +33,12 @@ def rewritten(p: TopkProblem) -> Iterator[None]:
             getattr(p, name).copy_(tensor)
 
 
-def reads_inputs(p: TopkProblem, launch: Callable[[], TopkResult], dense: Callable[[], TopkResult], band: Band, eps: torch.Tensor,
+def reads_inputs(p: TopkProblem, launch: Callable[[], TopkResult], dense: Callable[[], TopkResult], band: Band, error: Error,
                  windows: Windows) -> Check:
-    """The launch that was made ready for other contents, against a fresh torch_dense, by the latter's scores. eps: the case's margins.
-
-    The rewritten rows have no bound of their own. ROOM times the case's largest margin is theirs: what this check looks for is a launch
-    that did not read, whose keys are wrong by whole scores; precision is `set`'s."""
+    """The launch that was made ready for other contents, against a fresh torch_dense, by the latter's scores."""
     with rewritten(p):
-        right = dense()
-        widest = ROOM * eps.amax().expand_as(eps) if len(eps) else eps
-        found = compare(launch().indices, right.indices, band_of_arm(right, band, widest), ("the launch", "torch_dense"))
+        got, right = launch(), dense()
+        found = compare(got.indices, right.indices, band_of_arm(right, band, margins(got, right, error)), ("the launch", "torch_dense"))
     check = Check("reads-inputs", Verdict.PASSED, "inputs rewritten in place: the launch chose by the new ones", bad=int(found.far.sum()),
                   total=len(found.rows))
     if check.bad:
@@ -48,3 +47,15 @@ def reads_inputs(p: TopkProblem, launch: Callable[[], TopkResult], dense: Callab
                         f"inputs, in {check.bad:,} rows")
         check.where = localise_members(found.far, windows, found.places)
     return check
+
+
+def margins(a: TopkResult, b: TopkResult, error: Error) -> torch.Tensor:
+    """How far from b's k-th score a key that one of two right choices lacks may be, by b's scores: fp32 [num_q].
+
+    Let D be the largest error of a row's chosen keys. If a chose x and b chose y instead, a scored x no lower than y, so b scores x at
+    most 2 D below y, and y at most 2 D above x, which b left out at or below its k-th score.
+    """
+    steps = [slice(row, row + ROWS) for row in range(0, len(a.indices), ROWS)]
+    both = torch.cat([a.indices, b.indices], 1)
+    largest = [error(rows.start, min(rows.stop, len(both)), both[rows]).amax(1) for rows in steps]
+    return 2 * torch.cat(largest).float()

@@ -19,7 +19,7 @@ from harness.topk_inplace import reads_inputs
 from harness.topk_localise import Windows
 from harness.topk_memory import Meter
 from harness.topk_sets import Band, Tally, tally
-from harness.trial import check_launch, poisoned_memory, synchronize
+from harness.trial import made_ready, poisoned_memory, synchronize
 from harness.verdicts import Check, Verdict
 from references.indexer_topk import TopkExpected
 
@@ -100,9 +100,7 @@ class TopkTrial:
     def _prepared(self) -> TopkLaunch:
         if self.launch is None:
             self.phase("prepare")
-            launch = self.kernel.prepare(self.problem)
-            check_launch(self.kernel.name, launch)
-            self.launch = launch
+            self.launch = made_ready(self.kernel, self.problem)
         return self.launch
 
     def _measured(self) -> tuple[TopkResult, TopkResult, int]:
@@ -112,8 +110,7 @@ class TopkTrial:
         meter = Meter(p.device, [p.q_fp8, p.k_fp8, p.kv_scale, p.weights, p.ks, p.ke])
         self.phase("prepare")
         self.bound = whole_bytes(self.kernel)(p)
-        launch, _ = meter.watch(lambda: self.kernel.prepare(p))
-        check_launch(self.kernel.name, launch)
+        launch, _ = meter.watch(lambda: made_ready(self.kernel, p))
         self.launch = launch
         self.phase("first launch" if self.kernel.requires.entry and self.kernel.name not in _LAUNCHED else "launch")
         raw, _ = meter.watch(launch)
@@ -163,10 +160,13 @@ class TopkTrial:
         if PEER not in KERNELS:
             return []
         peer: TopkKernel = KERNELS[PEER]  # type: ignore[assignment]
+
+        def apart(row0: int, row1: int, indices: torch.Tensor) -> torch.Tensor:
+            return sum(self.expected.rounding(arm.accumulate, row0, row1, indices) for arm in (self.kernel, peer))  # type: ignore[return-value]
+
         self.phase("launch")
-        eps = self.band.eps + self.expected.eps[peer.accumulate]
         return [reads_inputs(self.problem, lambda: self._taken(self._prepared()()),
-                             lambda: self._taken(peer.prepare(self.problem)()), self.band, eps, self.windows)]
+                             lambda: self._taken(peer.prepare(self.problem)()), self.band, apart, self.windows)]
 
     def _same(self, name: str, got: TopkResult, other: TopkResult, labels: tuple[str, str], verdict: Verdict = Verdict.FAILED) -> Check:
         return relations.same_choice(name, got, other, self.band, self.windows, labels, verdict)

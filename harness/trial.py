@@ -65,9 +65,7 @@ class KernelTrial:
         """The kernel's launch callable; built on first use (a first use may compile)."""
         if self.launch is None:
             self.phase("prepare")
-            launch = self.kernel.prepare(self.problem)
-            check_launch(self.kernel.name, launch)
-            self.launch = launch
+            self.launch = made_ready(self.kernel, self.problem)
         return self.launch
 
     def run(self, source: str) -> ArmRun:
@@ -253,11 +251,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def check_launch(kernel: str, launch: Any) -> None:
-    """Raise TypeError unless what a kernel's function returned can be called."""
+def made_ready(kernel: Any, problem: Any) -> Any:
+    """The launch of a kernel, of either family, for a problem. Raises what the kernel raises, and TypeError unless it can be called."""
+    launch = kernel.prepare(problem)
     if not callable(launch):
         what = "None" if launch is None else f"a {type(launch).__name__}"
-        raise TypeError(f"{kernel} must return a callable that launches it, it returned {what}")
+        raise TypeError(f"{kernel.name} must return a callable that launches it, it returned {what}")
+    return launch
 
 
 def check_shapes(outputs: Any, inputs: Inputs) -> None:

@@ -16,11 +16,10 @@ from collections.abc import Iterator
 import torch
 
 from cases.indexer_inputs import IndexerInputs
-from cases.indexer_topk import HEAD_DIM
+from cases.indexer_topk import ACCUMULATE, HEAD_DIM
 from references.precision import FP32_UNIT, LAMBDA, ROUNDOFF
 from references.sparse_prefill import free_memory, full_precision
 
-ACCUMULATE = ("fp32", "fp8")
 ROWS = {"cpu": 8, "cuda": 32}
 KEYS = {"cpu": 1 << 13, "cuda": 1 << 16}
 """Rows and keys of a block: its dot products take 8 MiB on the CPU and 256 MiB on CUDA in fp32 with 32 heads, and six rows' worth of
@@ -63,6 +62,10 @@ class TopkExpected:
         """
         if accumulate in self.inputs.case.exact:
             return torch.zeros(indices.shape, dtype=self.dtype, device=self.inputs.device)
+        return self.rounding(accumulate, row0, row1, indices)
+
+    def rounding(self, accumulate: str, row0: int, row1: int, indices: torch.Tensor) -> torch.Tensor:
+        """As score_error, for whatever q, k, kv_scale and weights hold now: it does not rely on the case's being exact."""
         return self._scorer.errors_at(accumulate, row0, row1, indices)
 
     @functools.cached_property
@@ -173,7 +176,7 @@ class _Scorer:
         return score, errors
 
     def errors_at(self, accumulate: str, row0: int, row1: int, indices: torch.Tensor) -> torch.Tensor:
-        """As TopkExpected.score_error."""
+        """As TopkExpected.rounding."""
         out = torch.empty(indices.shape, dtype=self.dtype, device=self.device)
         named = (indices >= 0) & (indices < self.inputs.case.s_kv)
         with full_precision(self.device):

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from topk_trials import run_topk, topk_expected, topk_inputs
+from topk_trials import run_topk, topk_expected, topk_inputs, topk_trial
 
 from arms.dense import TopkWriter
 from arms.kernel import KERNELS, load_package
 from arms.scoring import Scorer
 from arms.topk import TopkKernel, TopkLaunch, TopkProblem, TopkResult, check_problem, no_bound
 from harness.topk_downstream import downstream
+from harness.topk_inplace import margins
 from harness.topk_sets import Band
 from harness.topk_trial import REPEATS, TopkRun, TopkTrial, make_topk_problem
 from harness.verdicts import Check, Verdict
@@ -212,3 +213,13 @@ def test_a_kernel_that_returns_nothing_to_launch_is_told_so() -> None:
     with pytest.raises(TypeError, match=r"^made_up must return a callable that launches it, it returned a Tensor$"):
         trial.run("litetopk")
     assert phases[-1] == "prepare"
+
+
+def test_rewritten_inputs_have_a_margin_of_their_own() -> None:
+    """Keys that no row may see come into view when the keys are reversed, and they are not exact, whatever the case is."""
+    trial = topk_trial("torch_dense", "indexer_topk:requests=4/200,topk=16,values=integer,pad_keys=50")
+    indices = trial.run("dense").result.indices
+    assert not bool(trial.expected.score_error("fp8", 0, 4, indices).any())
+    result = TopkResult(indices)
+    eps = margins(result, result, lambda row0, row1, some: trial.expected.rounding("fp8", row0, row1, some))
+    assert torch.equal(eps, 2 * trial.expected.rounding("fp8", 0, 4, indices).amax(1)) and bool((eps > 0).all())

@@ -4,27 +4,21 @@ from __future__ import annotations
 import os
 
 from arms.kernel import Requires
+from arms.litetopk.certify import certified
+from arms.litetopk.layout import transient_bytes
+from arms.litetopk.sample import plan_sample
 from arms.topk import TopkLaunch, TopkProblem, check_problem, indexer_topk_kernel
 
 MOST = 2048  # topk: a program of the select kernel holds 8 times as many candidates
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def memory(p: TopkProblem) -> int:
-    """Bytes beyond inputs and indices, as for litetopk_cuda; this arm makes no copies of q and k."""
-    from arms.litetopk.layout import transient_bytes
-
-    return transient_bytes(p)
-
-
-@indexer_topk_kernel("litetopk_triton", accumulate="fp32" if INTERPRETED else "fp8", memory=memory,
+@indexer_topk_kernel("litetopk_triton", accumulate="fp32" if INTERPRETED else "fp8", memory=transient_bytes,
                      requires=Requires(device="any" if INTERPRETED else "cuda", capability=((9, 0),), heads=(32, 64),
                                        distribution=("triton",), entry="triton:jit", topk_max=MOST))
 def litetopk_triton(p: TopkProblem) -> TopkLaunch:
     """SM90; the CPU where TRITON_INTERPRET=1."""
-    from arms.litetopk.certify import certified
-    from arms.litetopk.sample import plan_sample
-    from arms.litetopk.scan_triton import TritonScanner
+    from arms.litetopk.scan_triton import TritonScanner  # here: it imports Triton
 
     check_problem(p, MOST)
     sample = plan_sample(p)

@@ -3,16 +3,18 @@ from __future__ import annotations
 
 from arms.indexer_topk.deep_gemm import INFINITE
 from arms.kernel import Requires
+from arms.litetopk.certify import certified
+from arms.litetopk.cuda_library import library
+from arms.litetopk.layout import layout_of, transient_bytes
+from arms.litetopk.sample import plan_sample
+from arms.litetopk.windowed import NARROWEST, WINDOW_BYTES, WindowedScanner
 from arms.topk import TopkLaunch, TopkProblem, check_problem, indexer_topk_kernel
 
 MOST = 4096  # topk
 
 
 def memory(p: TopkProblem) -> int:
-    """Bytes beyond inputs and indices: candidates, sample scores, one window of logits, and rows that go dense."""
-    from arms.litetopk.layout import transient_bytes
-    from arms.litetopk.windowed import NARROWEST, WINDOW_BYTES
-
+    """Bytes beyond inputs and indices: what every fused arm holds, and a window of logits while the next one is made."""
     return transient_bytes(p) + 2 * max(WINDOW_BYTES, 4 * NARROWEST * p.num_q)
 
 
@@ -21,12 +23,6 @@ def memory(p: TopkProblem) -> int:
                                        entry="deep_gemm:fp8_mqa_logits", program="nvcc", topk_max=MOST, limits=(INFINITE,)))
 def litetopk_windowed(p: TopkProblem) -> TopkLaunch:
     """SM90. Raises arms.litetopk.cuda_library.BuildError where nvcc is missing."""
-    from arms.litetopk.certify import certified
-    from arms.litetopk.cuda_library import library
-    from arms.litetopk.layout import layout_of
-    from arms.litetopk.sample import plan_sample
-    from arms.litetopk.windowed import WindowedScanner
-
     check_problem(p, MOST)
     library()
     layout, sample = layout_of(p), plan_sample(p)

@@ -6,7 +6,8 @@ import dataclasses
 import torch
 
 from arms.litetopk.sample import sample_length
-from arms.topk import HEAD_DIM, TopkProblem
+from arms.topk import TopkProblem
+from cases.indexer_topk import HEAD_DIM
 
 SIGMAS = 5.0  # of the pass count: of independent scores, at most one row in 3 million gets fewer than topk passes (a Poisson tail)
 LOGITS_BYTES = 128 << 20  # of rows computed densely, at a time

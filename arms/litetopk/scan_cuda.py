@@ -9,7 +9,8 @@ from arms.litetopk.certify import mask_outside, rows_of
 from arms.litetopk.cuda_library import SelectsByCuda, call
 from arms.litetopk.layout import Layout
 from arms.litetopk.sample import Sample
-from arms.topk import HEAD_DIM, TopkProblem
+from arms.topk import TopkProblem
+from cases.indexer_topk import HEAD_DIM
 
 TILE = 256  # keys of a tile, and (row, head) pairs of a block, in scan.cu
 

@@ -1,4 +1,4 @@
-"""Stage times of litetopk_cuda beside the dense path, one CUDA-event median of five calls each, warm; made the stage table of litetopk.md.
+"""Stage times of litetopk_cuda beside the dense path, one CUDA-event median of five calls each, warm: the stage table of litetopk.md.
 
     python3 docs/evidence/litetopk_stages.py        on an SM90 GPU, with deep_gemm and sgl_kernel installed
 """
