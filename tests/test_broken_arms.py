@@ -11,78 +11,21 @@ import pytest
 from trials import run_arms
 
 import arms.broken.sparse_prefill_state as broken
+from arms.broken.fault import FAULTS
+from arms.broken.problems import FULL, HALF, POISON
 from arms.kernel import KERNELS, load_package
 from harness.trial import ArmRun
 from harness.verdicts import Verdict
 
 load_package("arms.broken")
 
-FULL = "sparse_prefill:s_q=6,s_kv=300,h_q=2"
-HALF = "sparse_prefill:s_q=6,s_kv=3000,h_q=2,topk=384,rows=half"
-MIXED = "sparse_prefill:s_q=26,s_kv=300,h_q=2,rows=mixed"
-HOLES = "sparse_prefill:s_q=16,s_kv=300,h_q=2,rows=ragged,holes=0.1"
-SINK = "sparse_prefill:s_q=8,s_kv=300,h_q=4,rows=ragged,sink=normal"
-WILD = "sparse_prefill:s_q=8,s_kv=300,h_q=2,rows=half,tail=wild"
-LIVE = "sparse_prefill:s_q=8,s_kv=300,h_q=2,rows=half,tail=live"
-FP8 = "sparse_prefill:dtype=fp8,s_q=6,s_kv=300,h_q=2,scales=any"
-SINKS = "sparse_prefill:s_q=3,s_kv=300,h_q=128,d_qk=512,sink=normal"
-STEEP = "sparse_prefill:s_q=6,s_kv=300,h_q=2,values=large,sm_scale=0.25"
-NARROW = "sparse_prefill:s_q=6,s_kv=300,h_q=2,topk=100,rows=ragged"
-POISON = "sparse_prefill:s_q=3,s_kv=3000,h_q=2,rows=half,values=poison"
-
-CAUGHT = {
-    "zero_output": ("reference", FULL),
-    "negated": ("reference", FULL),
-    "drops_last_key": ("reference", FULL),
-    "doubles_first_key": ("reference", FULL),
-    "reads_pad_as_key_0": ("reference", HALF),
-    "reads_past_kv": ("reference", WILD),
-    "rows_rolled": ("reference", HALF),
-    "right_half_scaled": ("reference", HALF),
-    "denominator_of_rounded_p": ("reference", FULL),
-    "one_nan": ("reference", FULL),
-    "lse_base_2": ("reference", FULL),
-    "empty_lse_minus_inf": ("sentinels", MIXED),
-    "empty_row_stale": ("sentinels", MIXED),
-    "max_logits_unscaled": ("reference", FULL),
-    "sink_dropped": ("reference", SINK),
-    "sink_in_lse": ("reference", SINK),
-    "ignores_length": ("reference", LIVE),
-    "length_minus_one": ("reference", HALF),
-    "length_plus_one": ("reference", LIVE),
-    "length_of_next_row": ("none-vs-backscan", HOLES),
-    "skips_last_pair": ("none-vs-metadata", HALF),
-    "length_0_differs": ("backscan-vs-metadata", MIXED),
-    "full_width_differs": ("full-width", HALF),
-    "skip_moves_left_half": ("none-vs-backscan", HALF),
-    "skip_moves_two_ulp": ("none-vs-metadata", HALF),
-    "backscan_off_by_one": ("lengths", FULL),
-    "backscan_stops_at_hole": ("lengths", HOLES),
-    "backscan_counts_valid": ("lengths", HOLES),
-    "metadata_cuts_keys": ("lengths", FULL),
-    "metadata_of_next_row": ("backscan-vs-metadata", HOLES),
-    "metadata_clamped_to_1": ("lengths", LIVE),
-    "one_element_unwritten": ("written", FULL),
-    "one_head_stale": ("written", HALF),
-    "race": ("run-to-run", HALF),
-    "writes_its_indices": ("inputs-unchanged", HALF),
-    "nan_of_unnamed_key": ("nan-leak", HALF),
-    "scales_rounded_to_powers_of_two": ("reference", FP8),
-    "sink_of_64_heads": ("reference", SINKS),
-    "no_running_maximum": ("reference", STEEP),
-    "reads_past_the_row": ("reference", NARROW),
-    "writes_its_lengths": ("inputs-unchanged", MIXED),
-    "stale_workspace": ("after-another", MIXED),
-    "loads_key_0_for_a_pad": ("nan-leak", MIXED),
-}
-"""Fault: the check that must catch it, and a case that shows it. Many are caught by others as well."""
-
-ONLY_IN_THE_WORKER = {"cached_after_20_launches", "wrong_shape"}
-"""By the check of the timed loop's output (tests of the worker), and by refusing the outputs (below)."""
-
+IN_THE_WORKER = {"timed-output", "raises"}
+"""Faults that show in the timed loop (tests of the worker), or by refusing the outputs (below)."""
+CAUGHT = {name: fault for name, fault in FAULTS.items() if fault.family == "sparse_prefill" and fault.check not in IN_THE_WORKER}
+FLAKY = {"run-to-run"}
 EMITTED = {"reference", "sentinels", "lengths", "backscan-vs-metadata", "none-vs-metadata", "none-vs-backscan", "full-width",
            "run-to-run", "inputs-unchanged", "written", "nan-leak", "after-another"}
-CASES = sorted({text for _, text in CAUGHT.values()} | {POISON})
+CASES = sorted({fault.case for fault in CAUGHT.values()} | {POISON})
 
 
 @pytest.fixture(autouse=True)
@@ -109,16 +52,16 @@ def caught_by(runs: dict[str, ArmRun]) -> dict[str, set[Verdict]]:
 
 
 def test_table_holds_every_broken_kernel() -> None:
-    registered = {name.removeprefix("broken_") for name, kernel in KERNELS.items()
-                  if name.startswith("broken_") and kernel.family == "sparse_prefill"}
-    assert registered == set(CAUGHT) | ONLY_IN_THE_WORKER
+    assert {name for name in KERNELS if name.startswith("broken_")} == FAULTS.keys()
+    assert all(KERNELS[name].family == fault.family for name, fault in FAULTS.items())
 
 
-@pytest.mark.parametrize("fault", CAUGHT)
-def test_fault_is_caught_by_its_check(fault: str) -> None:
-    check, text = CAUGHT[fault]
-    verdicts = caught_by(run_arms(f"broken_{fault}", text))
-    assert verdicts.get(check) == {Verdict.FLAKY if check == "run-to-run" else Verdict.FAILED}
+@pytest.mark.parametrize("name", CAUGHT)
+def test_fault_is_caught_by_its_check(name: str) -> None:
+    fault = CAUGHT[name]
+    verdicts = caught_by(run_arms(name, fault.case))
+    for check in (fault.check, *fault.also):
+        assert verdicts.get(check) == {Verdict.FLAKY if check in FLAKY else Verdict.FAILED}, verdicts
 
 
 @pytest.mark.parametrize("text", CASES)
@@ -127,7 +70,7 @@ def test_unbroken_kernel_passes_every_check_on_the_same_cases(text: str) -> None
 
 
 def test_every_check_catches_a_fault_and_is_run_on_the_unbroken_kernel() -> None:
-    assert {check for check, _ in CAUGHT.values()} == EMITTED
+    assert {check for fault in CAUGHT.values() for check in (fault.check, *fault.also)} == EMITTED
     assert {check.name for text in CASES for run in unbroken(text).values() for check in run.checks} == EMITTED
 
 

@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from topk_trials import run_topk
 
 import arms.broken.indexer_topk_lite as broken
-from arms.kernel import KERNELS, load_package
+from arms.broken.fault import FAULTS
+from arms.broken.problems import CROWDED, EXACT, PLAIN, RISING, TIED, TWO
+from arms.kernel import load_package
 from cases import IndexerTopkCase, load_suite
 from cases.strategies import indexer_topk_cases
 from harness.topk_trial import TopkRun
@@ -17,98 +19,14 @@ from harness.verdicts import Verdict
 
 load_package("arms.broken")
 
-PLAIN = "indexer_topk:requests=6/300,topk=64"
-ANY = "indexer_topk:requests=6/300,topk=64,scales=any,weights=mixed"
-EXACT = "indexer_topk:requests=6/300,topk=64,values=integer,weights=mixed"
-HEADS = "indexer_topk:requests=3/300,topk=64,h=64"
-TWO = "indexer_topk:requests=4/260+5/200,topk=48,values=integer"
-SHORT = "indexer_topk:requests=12/40+5/90,topk=32,empty=0.2,pad_rows=1"
-SHIFTED = "indexer_topk:requests=4/260+5/200,topk=48,values=shifted,sigma=30"
-RISING = "indexer_topk:requests=4/400,topk=32,values=ascending"
-FLAT = "indexer_topk:requests=4/300,topk=64,values=flat"
-TIED = "indexer_topk:requests=5/400,topk=64,values=integer,ties=runs"
-PLATEAU = "indexer_topk:requests=5/600,topk=48,values=plateau,share=0.9"
-NAN = "indexer_topk:requests=6/300,topk=64,values=nan"
-INF = "indexer_topk:requests=17/300,topk=64,values=inf,weights=mixed,share=0.5"
-MINUS_INF = "indexer_topk:requests=6/300,topk=64,values=inf,weights=negative,share=0.9"
-LONG = "indexer_topk:requests=5/3000,topk=40"
-CROWDED = "indexer_topk:requests=2/9000,topk=2000"
-LONG_EXACT = "indexer_topk:requests=5/3000,topk=600,values=integer"
-DIGITS = "indexer_topk:requests=65/3000,topk=1030,values=digits,weights=mixed"
-SCALE_DIGITS = f"{DIGITS},scales=any"
-ONE = "indexer_topk:requests=1/700,topk=40"
-
-CAUGHT = {
-    "drops_one_member": ("shape", PLAIN),
-    "names_a_key_twice": ("shape", PLAIN),
-    "pads_with_0": ("shape", SHORT),
-    "pads_with_minus_2": ("shape", SHORT),
-    "pad_before_a_key": ("shape", SHORT),
-    "relative_to_ks": ("shape", TWO),
-    "offset_added_twice": ("shape", TWO),
-    "sees_the_future": ("shape", RISING),
-    "sees_what_is_before_ks": ("shape", SHIFTED),
-    "last_rows_skipped": ("shape", PLAIN),
-    "ties_of_the_kth_dropped": ("shape", PLATEAU),
-    "nan_empties_the_row": ("shape", NAN),
-    "genuine_minus_inf_lost": ("shape", MINUS_INF),
-    "absolute_weights": ("set", ANY),
-    "no_relu": ("set", PLAIN),
-    "kv_scale_forgotten": ("set", ANY),
-    "kv_scale_of_the_next_key": ("set", EXACT),
-    "one_head_dropped": ("set", PLAIN),
-    "second_32_heads_dropped": ("set", HEADS),
-    "heads_of_the_next_row": ("set", PLAIN),
-    "last_columns_dropped": ("set", PLAIN),
-    "best_key_dropped": ("set", PLAIN),
-    "smallest_chosen": ("set", PLAIN),
-    "ranked_by_bf16": ("set", LONG),
-    "ranked_by_fp16": ("set", LONG_EXACT),
-    "infinite_score_skipped": ("set", INF),
-    "nan_chosen": ("nan-chosen", NAN),
-    "last_tile_of_keys_skipped": ("set", RISING),
-    "int32_overflow": ("set", LONG),
-    "gate_of_request_0": ("shape", SHIFTED),
-    "gate_counts_twice": ("shape", PLAIN),
-    "gate_of_a_short_sample": ("shape", "indexer_topk:requests=4/400,topk=64,values=descending"),
-    "full_buffer_drops_silently": ("set", RISING),
-    "tie_buffer_overflows": ("set", LONG),
-    "flat_row_emits_nothing": ("shape", FLAT),
-    "boundary_ranked_by_16_bits": ("set", LONG),
-    "swaps_at_the_border": ("own-scores", CROWDED),
-    "values_of_other_keys": ("values", PLAIN),
-    "values_rounded": ("values", PLAIN),
-    "certifies_what_is_wrong": ("status", RISING),
-    "gives_up_the_last_row": ("status", PLAIN),
-    "gives_up_and_keeps_keys": ("status", PLAIN),
-    "pads_unwritten": ("written", SHORT),
-    "values_unwritten": ("written", PLAIN),
-    "status_unwritten": ("written", PLAIN),
-    "holds_all_scores": ("memory", LONG),
-    "keeps_a_workspace": ("memory", PLAIN),
-    "races": ("run-to-run", PLAIN),
-    "writes_its_weights": ("inputs-unchanged", PLAIN),
-    "writes_its_windows": ("inputs-unchanged", SHORT),
-    "threshold_of_the_launch_before": ("after-another", ONE),
-    "tail_of_the_launch_before": ("after-another", SHORT),
-    "weights_in_fp16": ("set", DIGITS),
-    "kv_scale_in_fp16": ("set", SCALE_DIGITS),
-    "ranked_by_20_bits": ("set", DIGITS),
-    "shows_zeros_for_its_scores": ("values", PLAIN),
-    "chooses_in_set_up": ("reads-inputs", PLAIN),
-    "keeps_its_keys": ("reads-inputs", PLAIN),
-}
-"""Fault: the check that must catch it, and a case that shows it. Many are caught by others as well."""
-
-ALSO_CAUGHT = {"best_key_dropped": ("dense-vs-litetopk", PLAIN), "one_head_dropped": ("downstream", PLAIN)}
-"""Checks that hold the arm against torch_dense catch what `set` catches; they differ in what they take for right."""
-
-ONLY_IN_THE_WORKER = {"cached_after_20_topk_launches", "wrong_width"}
-
+IN_THE_WORKER = {"timed-output", "raises"}
+"""Faults that show in the timed loop (tests of the worker), or by refusing the outputs (below)."""
+CAUGHT = {name: fault for name, fault in FAULTS.items() if fault.family == "indexer_topk" and fault.check not in IN_THE_WORKER}
+FLAKY = {"run-to-run"}
 EMITTED = {"shape", "set", "nan-chosen", "own-scores", "values", "status", "written", "memory", "run-to-run", "inputs-unchanged",
            "after-another", "reads-inputs", "dense-vs-litetopk", "downstream"}
 RIGHT = ("torch_dense", "litetopk_torch")
-CASES = sorted({text for _, text in CAUGHT.values()} | {TIED, EXACT})
+CASES = sorted({fault.case for fault in CAUGHT.values()} | {TIED, EXACT})
 
 
 @pytest.fixture(autouse=True)
@@ -131,16 +49,12 @@ def caught_by(run: TopkRun) -> dict[str, Verdict]:
     return {check.name: check.verdict for check in run.checks if check.verdict is not Verdict.PASSED}
 
 
-def test_table_holds_every_broken_kernel() -> None:
-    registered = {name.removeprefix("broken_") for name, kernel in KERNELS.items()
-                  if name.startswith("broken_") and kernel.family == "indexer_topk"}
-    assert registered == set(CAUGHT) | ONLY_IN_THE_WORKER
-
-
-@pytest.mark.parametrize(("fault", "check", "text"), [(fault, *rest) for table in (CAUGHT, ALSO_CAUGHT) for fault, rest in table.items()])
-def test_fault_is_caught_by_its_check(fault: str, check: str, text: str) -> None:
-    verdicts = caught_by(run_topk(f"broken_{fault}", text))
-    assert verdicts.get(check) is (Verdict.FLAKY if check == "run-to-run" else Verdict.FAILED), verdicts
+@pytest.mark.parametrize("name", CAUGHT)
+def test_fault_is_caught_by_its_check(name: str) -> None:
+    fault = CAUGHT[name]
+    verdicts = caught_by(run_topk(name, fault.case))
+    for check in (fault.check, *fault.also):
+        assert verdicts.get(check) is (Verdict.FLAKY if check in FLAKY else Verdict.FAILED), verdicts
 
 
 @pytest.mark.parametrize("kernel", RIGHT)
@@ -150,7 +64,7 @@ def test_right_kernels_pass_every_check_on_the_same_cases(kernel: str, text: str
 
 
 def test_every_check_catches_a_fault_and_is_run_on_the_right_kernels() -> None:
-    assert {check for table in (CAUGHT, ALSO_CAUGHT) for check, _ in table.values()} == EMITTED
+    assert {check for fault in CAUGHT.values() for check in (fault.check, *fault.also)} == EMITTED
     assert {check.name for kernel in RIGHT for text in CASES for check in unbroken(kernel, text).checks} == EMITTED
 
 

@@ -6,28 +6,14 @@ They are registered with --broken, or when one is named with --arm, and never ot
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 
+from arms.broken.problems import ANY, EXACT, HEADS, INF, LONG, LONG_EXACT, MINUS_INF, NAN, PLAIN, PLATEAU, RISING, SHIFTED, SHORT, TWO
+from arms.broken.register import broken_topk as broken
 from arms.dense import TopkWriter
 from arms.scoring import Scorer
-from arms.topk import TopkLaunch, TopkProblem, TopkResult, indexer_topk_kernel, no_bound
-
-Wrong = Callable[[TopkProblem], TopkResult]
-
-
-def broken(name: str, memory: Callable[[TopkProblem], int] = no_bound) -> Callable[[Wrong], Wrong]:
-    """Register a wrong launch as kernel `broken_<name>`, a litetopk arm."""
-
-    def register(launch: Wrong) -> Wrong:
-        def prepare(problem: TopkProblem) -> TopkLaunch:
-            return lambda: launch(problem)
-
-        indexer_topk_kernel(f"broken_{name}", memory=memory)(prepare)
-        return launch
-
-    return register
+from arms.topk import TopkProblem, TopkResult
 
 
 def logits(p: TopkProblem) -> torch.Tensor:
@@ -61,7 +47,7 @@ def only(p: TopkProblem, scores: torch.Tensor, kept: torch.Tensor) -> TopkResult
 # --- form -------------------------------------------------------------------------------------------------------------
 
 
-@broken("drops_one_member")
+@broken("drops_one_member", "shape", PLAIN)
 def drops_one_member(p: TopkProblem) -> TopkResult:
     result = right(p)
     last = (count_of(result) - 1).clamp(min=0)
@@ -69,42 +55,42 @@ def drops_one_member(p: TopkProblem) -> TopkResult:
     return TopkResult(result.indices)
 
 
-@broken("names_a_key_twice")
+@broken("names_a_key_twice", "shape", PLAIN)
 def names_a_key_twice(p: TopkProblem) -> TopkResult:
     indices = right(p).indices
     indices[:, 1] = torch.where(indices[:, 1] >= 0, indices[:, 0], indices[:, 1])
     return TopkResult(indices)
 
 
-@broken("pads_with_0")
+@broken("pads_with_0", "shape", SHORT)
 def pads_with_0(p: TopkProblem) -> TopkResult:
     return TopkResult(right(p).indices.clamp(min=0))
 
 
-@broken("pads_with_minus_2")
+@broken("pads_with_minus_2", "shape", SHORT)
 def pads_with_minus_2(p: TopkProblem) -> TopkResult:
     indices = right(p).indices
     return TopkResult(torch.where(indices < 0, -2, indices))
 
 
-@broken("pad_before_a_key")
+@broken("pad_before_a_key", "shape", SHORT)
 def pad_before_a_key(p: TopkProblem) -> TopkResult:
     return TopkResult(right(p).indices.roll(1, 1))
 
 
-@broken("relative_to_ks")
+@broken("relative_to_ks", "shape", TWO)
 def relative_to_ks(p: TopkProblem) -> TopkResult:
     indices = right(p).indices
     return TopkResult(torch.where(indices >= 0, indices - p.ks[:, None], -1))
 
 
-@broken("offset_added_twice")
+@broken("offset_added_twice", "shape", TWO)
 def offset_added_twice(p: TopkProblem) -> TopkResult:
     indices = right(p).indices
     return TopkResult(torch.where(indices >= 0, indices + p.ks[:, None], -1))
 
 
-@broken("sees_the_future")
+@broken("sees_the_future", "shape", RISING)
 def sees_the_future(p: TopkProblem) -> TopkResult:
     """ke is not looked at: every row sees its request to the end."""
     ke = p.ke.clone()
@@ -113,12 +99,12 @@ def sees_the_future(p: TopkProblem) -> TopkResult:
     return right(dataclasses.replace(p, ke=ke))
 
 
-@broken("sees_what_is_before_ks")
+@broken("sees_what_is_before_ks", "shape", SHIFTED)
 def sees_what_is_before_ks(p: TopkProblem) -> TopkResult:
     return right(dataclasses.replace(p, ks=torch.where(p.ke > p.ks, 0, p.ks)))
 
 
-@broken("last_rows_skipped")
+@broken("last_rows_skipped", "shape", PLAIN)
 def last_rows_skipped(p: TopkProblem) -> TopkResult:
     """Whole blocks of 4 rows only."""
     result = right(p)
@@ -126,7 +112,7 @@ def last_rows_skipped(p: TopkProblem) -> TopkResult:
     return TopkResult(result.indices)
 
 
-@broken("ties_of_the_kth_dropped")
+@broken("ties_of_the_kth_dropped", "shape", PLATEAU)
 def ties_of_the_kth_dropped(p: TopkProblem) -> TopkResult:
     """`>` in place of `>=` at the threshold."""
     scores = logits(p)
@@ -134,14 +120,14 @@ def ties_of_the_kth_dropped(p: TopkProblem) -> TopkResult:
     return only(p, scores, scores > lowest)
 
 
-@broken("nan_empties_the_row")
+@broken("nan_empties_the_row", "shape", NAN)
 def nan_empties_the_row(p: TopkProblem) -> TopkResult:
     """A row's maximum is taken without looking for NaN, and everything compares false with it."""
     scores = logits(p)
     return only(p, scores, (scores <= scores.amax(1, keepdim=True)))
 
 
-@broken("genuine_minus_inf_lost")
+@broken("genuine_minus_inf_lost", "shape", MINUS_INF)
 def genuine_minus_inf_lost(p: TopkProblem) -> TopkResult:
     """An entry that scores -inf is taken for one outside the window."""
     scores = logits(p)
@@ -151,48 +137,48 @@ def genuine_minus_inf_lost(p: TopkProblem) -> TopkResult:
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
-@broken("absolute_weights")
+@broken("absolute_weights", "set", ANY)
 def absolute_weights(p: TopkProblem) -> TopkResult:
     return right(dataclasses.replace(p, weights=p.weights.abs()))
 
 
-@broken("no_relu")
+@broken("no_relu", "set", PLAIN)
 def no_relu(p: TopkProblem) -> TopkResult:
     dots = torch.einsum("rhd,kd->rhk", p.q_fp8.float(), p.k_fp8.float())
     scores = (dots * p.weights[..., None]).sum(1) * p.kv_scale
     return choose(p, scores.masked_fill(logits(p) == -torch.inf, -torch.inf))
 
 
-@broken("kv_scale_forgotten")
+@broken("kv_scale_forgotten", "set", ANY)
 def kv_scale_forgotten(p: TopkProblem) -> TopkResult:
     return right(dataclasses.replace(p, kv_scale=torch.ones_like(p.kv_scale)))
 
 
-@broken("kv_scale_of_the_next_key")
+@broken("kv_scale_of_the_next_key", "set", EXACT)
 def kv_scale_of_the_next_key(p: TopkProblem) -> TopkResult:
     return right(dataclasses.replace(p, kv_scale=p.kv_scale.roll(-1)))
 
 
-@broken("one_head_dropped")
+@broken("one_head_dropped", "set", PLAIN, also=("downstream",))
 def one_head_dropped(p: TopkProblem) -> TopkResult:
     weights = p.weights.clone()
     weights[:, -1] = 0
     return right(dataclasses.replace(p, weights=weights))
 
 
-@broken("second_32_heads_dropped")
+@broken("second_32_heads_dropped", "set", HEADS)
 def second_32_heads_dropped(p: TopkProblem) -> TopkResult:
     weights = p.weights.clone()
     weights[:, 32:] = 0
     return right(dataclasses.replace(p, weights=weights))
 
 
-@broken("heads_of_the_next_row")
+@broken("heads_of_the_next_row", "set", PLAIN)
 def heads_of_the_next_row(p: TopkProblem) -> TopkResult:
     return right(dataclasses.replace(p, weights=p.weights.roll(-1, 0)))
 
 
-@broken("last_columns_dropped")
+@broken("last_columns_dropped", "set", PLAIN)
 def last_columns_dropped(p: TopkProblem) -> TopkResult:
     """96 of the 128 columns of q and k are multiplied."""
     q = p.q_fp8.clone()
@@ -203,7 +189,7 @@ def last_columns_dropped(p: TopkProblem) -> TopkResult:
 # --- the choice -------------------------------------------------------------------------------------------------------
 
 
-@broken("best_key_dropped")
+@broken("best_key_dropped", "set", PLAIN, also=("dense-vs-litetopk",))
 def best_key_dropped(p: TopkProblem) -> TopkResult:
     """The next best one is taken in its place."""
     scores = logits(p)
@@ -212,23 +198,23 @@ def best_key_dropped(p: TopkProblem) -> TopkResult:
     return only(p, scores, ~(longer & torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True)))
 
 
-@broken("smallest_chosen")
+@broken("smallest_chosen", "set", PLAIN)
 def smallest_chosen(p: TopkProblem) -> TopkResult:
     scores = logits(p)
     return TopkResult(choose(p, torch.where(scores == -torch.inf, scores, -scores)).indices)
 
 
-@broken("ranked_by_bf16")
+@broken("ranked_by_bf16", "set", LONG)
 def ranked_by_bf16(p: TopkProblem) -> TopkResult:
     return TopkResult(choose(p, logits(p).bfloat16().float()).indices)
 
 
-@broken("ranked_by_fp16")
+@broken("ranked_by_fp16", "set", LONG_EXACT)
 def ranked_by_fp16(p: TopkProblem) -> TopkResult:
     return TopkResult(choose(p, logits(p).half().float()).indices)
 
 
-@broken("infinite_score_skipped")
+@broken("infinite_score_skipped", "set", INF)
 def infinite_score_skipped(p: TopkProblem) -> TopkResult:
     """`isfinite` where NaN is meant: the best keys there are go missing."""
     scores = logits(p)
@@ -236,20 +222,20 @@ def infinite_score_skipped(p: TopkProblem) -> TopkResult:
     return only(p, scores, ~(longer & (scores == torch.inf)))
 
 
-@broken("nan_chosen")
+@broken("nan_chosen", "nan-chosen", NAN)
 def nan_chosen(p: TopkProblem) -> TopkResult:
     """NaN ranks first, as it does in torch.topk."""
     return TopkResult(choose(p, logits(p).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)).indices)
 
 
-@broken("last_tile_of_keys_skipped")
+@broken("last_tile_of_keys_skipped", "set", RISING)
 def last_tile_of_keys_skipped(p: TopkProblem) -> TopkResult:
     """Whole tiles of 128 keys only, in rows that have more than topk keys in them."""
     whole = p.ks + (p.ke - p.ks) // 128 * 128
     return right(dataclasses.replace(p, ke=torch.where(whole - p.ks > p.topk, whole, p.ke)))
 
 
-@broken("int32_overflow")
+@broken("int32_overflow", "set", LONG)
 def int32_overflow(p: TopkProblem) -> TopkResult:
     """Stands for row * s_kv in 32 bits, with 12: rows past the border read another row's scores."""
     scores = logits(p)

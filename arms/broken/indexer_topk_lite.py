@@ -6,7 +6,9 @@ import itertools
 
 import torch
 
-from arms.broken.indexer_topk import broken, choose, count_of, logits, only, right
+from arms.broken.indexer_topk import choose, count_of, logits, only, right
+from arms.broken.problems import CROWDED, FLAT, LONG, ONE, PLAIN, RISING, SHIFTED, SHORT
+from arms.broken.register import broken_topk as broken
 from arms.topk import WAYS, TopkProblem, TopkResult
 
 SCAN, FAILED = WAYS.index("scan"), WAYS.index("failed")
@@ -21,14 +23,14 @@ def lowest_chosen(p: TopkProblem) -> torch.Tensor:
     return torch.where(result.indices >= 0, result.values, torch.inf).amin(1, keepdim=True)
 
 
-@broken("gate_of_request_0")
+@broken("gate_of_request_0", "shape", SHIFTED)
 def gate_of_request_0(p: TopkProblem) -> TopkResult:
     """The threshold is calibrated on the first row, and holds for every request."""
     scores = logits(p)
     return only(p, scores, scores >= lowest_chosen(p)[:1])
 
 
-@broken("gate_counts_twice")
+@broken("gate_counts_twice", "shape", PLAIN)
 def gate_counts_twice(p: TopkProblem) -> TopkResult:
     """A rescan adds to the first scan's counts: the threshold passes the k-th, and half of the members stay away."""
     result = right(p)
@@ -37,7 +39,7 @@ def gate_counts_twice(p: TopkProblem) -> TopkResult:
     return TopkResult(torch.where((place < half[:, None]) | (p.ke - p.ks <= p.topk)[:, None], result.indices, -1))
 
 
-@broken("gate_of_a_short_sample")
+@broken("gate_of_a_short_sample", "shape", "indexer_topk:requests=4/400,topk=64,values=descending")
 def gate_of_a_short_sample(p: TopkProblem) -> TopkResult:
     """Calibrated on the first topk/2 keys: what scores below them all is lost, however few are left."""
     scores = logits(p)
@@ -46,7 +48,7 @@ def gate_of_a_short_sample(p: TopkProblem) -> TopkResult:
     return only(p, scores, scores >= torch.where(sample & ~scores.isnan(), scores, torch.inf).amin(1, keepdim=True))
 
 
-@broken("full_buffer_drops_silently")
+@broken("full_buffer_drops_silently", "set", RISING)
 def full_buffer_drops_silently(p: TopkProblem) -> TopkResult:
     """All pass the gate; the first 4 * topk in order of position are kept."""
     scores = logits(p)
@@ -54,7 +56,7 @@ def full_buffer_drops_silently(p: TopkProblem) -> TopkResult:
     return only(p, scores, inside & (inside.cumsum(1) <= 4 * p.topk) | ~inside)
 
 
-@broken("tie_buffer_overflows")
+@broken("tie_buffer_overflows", "set", LONG)
 def tie_buffer_overflows(p: TopkProblem) -> TopkResult:
     """Candidates in the coarse bin of the k-th score (8 bits of it) are kept in a buffer of topk, the first to come."""
     scores = logits(p)
@@ -63,7 +65,7 @@ def tie_buffer_overflows(p: TopkProblem) -> TopkResult:
     return only(p, scores, ~in_bin | (in_bin.cumsum(1) <= p.topk))
 
 
-@broken("flat_row_emits_nothing")
+@broken("flat_row_emits_nothing", "shape", FLAT)
 def flat_row_emits_nothing(p: TopkProblem) -> TopkResult:
     """A span floored at 1e-20 makes the slope explode where all scores are equal."""
     scores = logits(p)
@@ -72,7 +74,7 @@ def flat_row_emits_nothing(p: TopkProblem) -> TopkResult:
     return only(p, scores, (high.amax(1) - low.amin(1) >= 1e-20)[:, None].expand_as(scores))
 
 
-@broken("boundary_ranked_by_16_bits")
+@broken("boundary_ranked_by_16_bits", "set", LONG)
 def boundary_ranked_by_16_bits(p: TopkProblem) -> TopkResult:
     """Above the bucket of the k-th score exact, inside it ranked by a 16-bit value, as the published SM100 kernel does."""
     scores = logits(p)
@@ -81,7 +83,7 @@ def boundary_ranked_by_16_bits(p: TopkProblem) -> TopkResult:
     return TopkResult(choose(p, torch.where(near, scores.bfloat16().float(), scores)).indices)
 
 
-@broken("swaps_at_the_border")
+@broken("swaps_at_the_border", "own-scores", CROWDED)
 def swaps_at_the_border(p: TopkProblem) -> TopkResult:
     """The last chosen key is exchanged for the best one left out: wrong by its own scores, whatever the margin."""
     scores = logits(p)
@@ -93,14 +95,14 @@ def swaps_at_the_border(p: TopkProblem) -> TopkResult:
     return TopkResult(indices, logits=lambda row0, row1: scores[row0:row1])
 
 
-@broken("values_of_other_keys")
+@broken("values_of_other_keys", "values", PLAIN)
 def values_of_other_keys(p: TopkProblem) -> TopkResult:
     result = right(p)
     assert result.values is not None
     return TopkResult(result.indices, result.values.roll(1, 1))
 
 
-@broken("values_rounded")
+@broken("values_rounded", "values", PLAIN)
 def values_rounded(p: TopkProblem) -> TopkResult:
     """Within every bound, but not the scores by which it chose."""
     scores, result = logits(p), right(p)
@@ -111,7 +113,7 @@ def values_rounded(p: TopkProblem) -> TopkResult:
 # --- certificates -----------------------------------------------------------------------------------------------------
 
 
-@broken("certifies_what_is_wrong")
+@broken("certifies_what_is_wrong", "status", RISING)
 def certifies_what_is_wrong(p: TopkProblem) -> TopkResult:
     scores = logits(p)
     inside = scores > -torch.inf
@@ -119,14 +121,14 @@ def certifies_what_is_wrong(p: TopkProblem) -> TopkResult:
     return TopkResult(result.indices, status=torch.full((p.num_q,), SCAN, dtype=torch.int32, device=p.device))
 
 
-@broken("gives_up_the_last_row")
+@broken("gives_up_the_last_row", "status", PLAIN)
 def gives_up_the_last_row(p: TopkProblem) -> TopkResult:
     indices, status = right(p).indices, torch.full((p.num_q,), SCAN, dtype=torch.int32, device=p.device)
     indices[-1], status[-1] = -1, FAILED
     return TopkResult(indices, status=status)
 
 
-@broken("gives_up_and_keeps_keys")
+@broken("gives_up_and_keeps_keys", "status", PLAIN)
 def gives_up_and_keeps_keys(p: TopkProblem) -> TopkResult:
     status = torch.full((p.num_q,), SCAN, dtype=torch.int32, device=p.device)
     status[-1] = FAILED
@@ -136,14 +138,14 @@ def gives_up_and_keeps_keys(p: TopkProblem) -> TopkResult:
 # --- memory, state, determinism, inputs -------------------------------------------------------------------------------
 
 
-@broken("pads_unwritten")
+@broken("pads_unwritten", "written", SHORT)
 def pads_unwritten(p: TopkProblem) -> TopkResult:
     result = right(p)
     indices = torch.empty_like(result.indices)
     return TopkResult(torch.where(result.indices >= 0, result.indices, indices))
 
 
-@broken("values_unwritten")
+@broken("values_unwritten", "written", PLAIN)
 def values_unwritten(p: TopkProblem) -> TopkResult:
     """Right by accident where memory is fresh: the last value is what was there."""
     result = right(p)
@@ -152,14 +154,14 @@ def values_unwritten(p: TopkProblem) -> TopkResult:
     return result
 
 
-@broken("status_unwritten")
+@broken("status_unwritten", "written", PLAIN)
 def status_unwritten(p: TopkProblem) -> TopkResult:
     """Writes the status of rows that it rescans only, and there are none."""
     status = torch.empty(p.num_q, dtype=torch.int32, device=p.device)
     return TopkResult(right(p).indices, status=torch.where(status == torch.iinfo(torch.int32).max, status, SCAN))
 
 
-@broken("holds_all_scores", memory=lambda p: 8 * p.num_q * p.topk + (1 << 16))
+@broken("holds_all_scores", "memory", LONG, memory=lambda p: 8 * p.num_q * p.topk + (1 << 16))
 def holds_all_scores(p: TopkProblem) -> TopkResult:
     """A LiteTopk in name: the [num_q, s_kv] logits exist, and the bound that it declares says they do not."""
     return right(p)
@@ -168,7 +170,7 @@ def holds_all_scores(p: TopkProblem) -> TopkResult:
 _kept: list[torch.Tensor] = []
 
 
-@broken("keeps_a_workspace", memory=lambda p: 32 << 20)
+@broken("keeps_a_workspace", "memory", PLAIN, memory=lambda p: 32 << 20)
 def keeps_a_workspace(p: TopkProblem) -> TopkResult:
     """Takes 64 MiB at its first launch and keeps them, so that no later launch is seen to."""
     if not _kept:
@@ -179,7 +181,7 @@ def keeps_a_workspace(p: TopkProblem) -> TopkResult:
 _launches = itertools.count()
 
 
-@broken("races")
+@broken("races", "run-to-run", PLAIN)
 def races(p: TopkProblem) -> TopkResult:
     """Every fourth launch loses the best key of the last row."""
     scores = logits(p)
@@ -188,14 +190,14 @@ def races(p: TopkProblem) -> TopkResult:
     return choose(p, scores)
 
 
-@broken("writes_its_weights")
+@broken("writes_its_weights", "inputs-unchanged", PLAIN)
 def writes_its_weights(p: TopkProblem) -> TopkResult:
     """Folds a factor into its caller's weights, in place: the order of scores is as before."""
     p.weights.mul_(2)
     return TopkResult(right(p).indices)
 
 
-@broken("writes_its_windows")
+@broken("writes_its_windows", "inputs-unchanged", SHORT)
 def writes_its_windows(p: TopkProblem) -> TopkResult:
     """Moves ks of empty rows, in place."""
     result = right(p)
@@ -207,7 +209,7 @@ def writes_its_windows(p: TopkProblem) -> TopkResult:
 _threshold: dict[tuple[int, int], torch.Tensor] = {}
 
 
-@broken("threshold_of_the_launch_before")
+@broken("threshold_of_the_launch_before", "after-another", ONE)
 def threshold_of_the_launch_before(p: TopkProblem) -> TopkResult:
     """The gate begins where the last launch on this shape ended, as a carry that is not keyed by the request would."""
     scores = logits(p)
@@ -219,7 +221,7 @@ def threshold_of_the_launch_before(p: TopkProblem) -> TopkResult:
 _workspace: dict[tuple[int, ...], torch.Tensor] = {}
 
 
-@broken("tail_of_the_launch_before")
+@broken("tail_of_the_launch_before", "after-another", SHORT)
 def tail_of_the_launch_before(p: TopkProblem) -> TopkResult:
     """Keeps one indices per shape, -1 at first, and writes the keys of a row but not its pads."""
     indices = right(p).indices
@@ -231,13 +233,13 @@ def tail_of_the_launch_before(p: TopkProblem) -> TopkResult:
 _served = itertools.count()
 
 
-@broken("cached_after_20_topk_launches")
+@broken("cached_after_20_topk_launches", "timed-output", PLAIN)
 def cached_after_20_topk_launches(p: TopkProblem) -> TopkResult:
     """Right while it is checked; later launches give the first row's keys to all."""
     indices = right(p).indices
     return TopkResult(indices if next(_served) % 60 < 20 else indices[:1].expand_as(indices).contiguous())
 
 
-@broken("wrong_width")
+@broken("wrong_width", "raises", PLAIN)
 def wrong_width(p: TopkProblem) -> TopkResult:
     return TopkResult(right(p).indices[:, :-1])

@@ -5,8 +5,11 @@ import dataclasses
 
 import torch
 
-from arms.broken.indexer_topk import broken, choose, logits, right
-from arms.topk import TopkLaunch, TopkProblem, TopkResult, indexer_topk_kernel, no_bound
+from arms.broken.indexer_topk import choose, logits, right
+from arms.broken.problems import DIGITS, PLAIN, SCALE_DIGITS
+from arms.broken.register import broken_topk as broken
+from arms.broken.register import broken_topk_set_up
+from arms.topk import TopkLaunch, TopkProblem, TopkResult
 
 
 def rounded(p: TopkProblem, name: str, dtype: torch.dtype) -> TopkResult:
@@ -14,37 +17,37 @@ def rounded(p: TopkProblem, name: str, dtype: torch.dtype) -> TopkResult:
     return TopkResult(right(dataclasses.replace(p, **{name: getattr(p, name).to(dtype).float()})).indices)
 
 
-@broken("weights_in_fp16")
+@broken("weights_in_fp16", "set", DIGITS)
 def weights_in_fp16(p: TopkProblem) -> TopkResult:
     return rounded(p, "weights", torch.float16)
 
 
-@broken("kv_scale_in_fp16")
+@broken("kv_scale_in_fp16", "set", SCALE_DIGITS)
 def kv_scale_in_fp16(p: TopkProblem) -> TopkResult:
     return rounded(p, "kv_scale", torch.float16)
 
 
-@broken("ranked_by_20_bits")
+@broken("ranked_by_20_bits", "set", DIGITS)
 def ranked_by_20_bits(p: TopkProblem) -> TopkResult:
     """A radix selection that leaves out its last pass."""
     scores = logits(p)
     return TopkResult(choose(p, (scores.view(torch.int32) & ~0xFFF).view(torch.float32)).indices)
 
 
-@broken("shows_zeros_for_its_scores")
+@broken("shows_zeros_for_its_scores", "values", PLAIN)
 def shows_zeros_for_its_scores(p: TopkProblem) -> TopkResult:
     """By these scores every choice is an exact top-k."""
     return TopkResult(right(p).indices, logits=lambda row0, row1: torch.zeros(row1 - row0, p.s_kv, device=p.device))
 
 
-@indexer_topk_kernel("broken_chooses_in_set_up", memory=no_bound)
+@broken_topk_set_up("chooses_in_set_up", "reads-inputs", PLAIN)
 def chooses_in_set_up(p: TopkProblem) -> TopkLaunch:
     """All the work is done once, where it is not timed."""
     result = right(p)
     return lambda: result
 
 
-@indexer_topk_kernel("broken_keeps_its_keys", memory=no_bound)
+@broken_topk_set_up("keeps_its_keys", "reads-inputs", PLAIN)
 def keeps_its_keys(p: TopkProblem) -> TopkLaunch:
     """The keys are laid out in set-up; what is written into them afterwards is not seen."""
     keys = p.k_fp8.clone()

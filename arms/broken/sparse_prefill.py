@@ -7,39 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import torch
 
-from arms.kernel import Launch, Outputs, Problem, SkipPromise, sparse_prefill_kernel
-from arms.lengths import SOURCES, Source, backscan_torch
+from arms.broken.problems import FP8, FULL, HALF, HOLES, LIVE, MIXED, NARROW, SINK, SINKS, STEEP, WILD
+from arms.broken.register import Length, broken, broken_source
+from arms.kernel import Outputs, Problem, SkipPromise
+from arms.lengths import backscan_torch
 from arms.sparse_prefill.torch_blocks import attention
-from cases.inputs import Inputs
-
-Length = torch.Tensor | None
-Wrong = Callable[[Problem, Length], Outputs]
-
-
-def broken(name: str, promise: SkipPromise = SkipPromise()) -> Callable[[Wrong], Wrong]:
-    """Register a wrong launch as kernel `broken_<name>`."""
-
-    def register(launch: Wrong) -> Wrong:
-        def prepare(problem: Problem) -> Launch:
-            return lambda length: launch(problem, length)
-
-        sparse_prefill_kernel(f"broken_{name}", promise=promise)(prepare)
-        return launch
-
-    return register
-
-
-def broken_source(name: str, source: str, derive: Callable[[Inputs], torch.Tensor]) -> None:
-    """Register torch_blocks with one topk_length source replaced, as kernel `broken_<name>`."""
-    replaced = {**SOURCES, source: Source(lambda inputs: lambda: derive(inputs))}
-
-    @sparse_prefill_kernel(f"broken_{name}", sources=replaced)
-    def prepare(problem: Problem) -> Launch:
-        return lambda length: attention(problem, length)
 
 
 def next_bf16(x: torch.Tensor, steps: int = 1) -> torch.Tensor:
@@ -50,19 +25,19 @@ def next_bf16(x: torch.Tensor, steps: int = 1) -> torch.Tensor:
 # --- what is computed -------------------------------------------------------------------------------------------------
 
 
-@broken("zero_output")
+@broken("zero_output", "reference", FULL)
 def zero_output(p: Problem, length: Length) -> Outputs:
     out, max_logits, lse = attention(p, length)
     return torch.zeros_like(out), max_logits, lse
 
 
-@broken("negated")
+@broken("negated", "reference", FULL)
 def negated(p: Problem, length: Length) -> Outputs:
     out, max_logits, lse = attention(p, length)
     return -out, max_logits, lse
 
 
-@broken("drops_last_key")
+@broken("drops_last_key", "reference", FULL)
 def drops_last_key(p: Problem, length: Length) -> Outputs:
     last = backscan_torch(p.indices[:, 0]).long() - 1
     if length is not None:
@@ -72,45 +47,45 @@ def drops_last_key(p: Problem, length: Length) -> Outputs:
     return attention(dataclasses.replace(p, indices=indices), length)
 
 
-@broken("doubles_first_key")
+@broken("doubles_first_key", "reference", FULL)
 def doubles_first_key(p: Problem, length: Length) -> Outputs:
     indices = p.indices.clone()
     indices[:, 0, 1] = torch.where(indices[:, 0, 1] >= 0, indices[:, 0, 0], indices[:, 0, 1])
     return attention(dataclasses.replace(p, indices=indices), length)
 
 
-@broken("reads_pad_as_key_0")
+@broken("reads_pad_as_key_0", "reference", HALF)
 def reads_pad_as_key_0(p: Problem, length: Length) -> Outputs:
     return attention(dataclasses.replace(p, indices=torch.where(p.indices == -1, 0, p.indices)), length)
 
 
-@broken("reads_past_kv")
+@broken("reads_past_kv", "reference", WILD)
 def reads_past_kv(p: Problem, length: Length) -> Outputs:
     """An index at or past s_kv is taken for the last row, as a clamp would."""
     return attention(dataclasses.replace(p, indices=p.indices.clamp(max=p.kv.shape[0] - 1)), length)
 
 
-@broken("rows_rolled")
+@broken("rows_rolled", "reference", HALF)
 def rows_rolled(p: Problem, length: Length) -> Outputs:
     out, max_logits, lse = attention(p, length)
     return out.roll(1, 0), max_logits.roll(1, 0), lse.roll(1, 0)
 
 
-@broken("right_half_scaled")
+@broken("right_half_scaled", "reference", HALF)
 def right_half_scaled(p: Problem, length: Length) -> Outputs:
     out, max_logits, lse = attention(p, length)
     out[..., 256:] *= 1.02
     return out, max_logits, lse
 
 
-@broken("denominator_of_rounded_p")
+@broken("denominator_of_rounded_p", "reference", FULL)
 def denominator_of_rounded_p(p: Problem, length: Length) -> Outputs:
     """Stands for a denominator summed from rounded P: lse is off by 2^-12."""
     out, max_logits, lse = attention(p, length)
     return out, max_logits, lse + 2.0**-8 / 16
 
 
-@broken("one_nan")
+@broken("one_nan", "reference", FULL)
 def one_nan(p: Problem, length: Length) -> Outputs:
     out, max_logits, lse = attention(p, length)
     out[-1, -1, -1] = math.nan
@@ -120,19 +95,19 @@ def one_nan(p: Problem, length: Length) -> Outputs:
 # --- statistics, sentinels, sink --------------------------------------------------------------------------------------
 
 
-@broken("lse_base_2")
+@broken("lse_base_2", "reference", FULL)
 def lse_base_2(p: Problem, length: Length) -> Outputs:
     out, max_logits, lse = attention(p, length)
     return out, max_logits, lse / math.log(2)
 
 
-@broken("empty_lse_minus_inf")
+@broken("empty_lse_minus_inf", "sentinels", MIXED)
 def empty_lse_minus_inf(p: Problem, length: Length) -> Outputs:
     out, max_logits, lse = attention(p, length)
     return out, max_logits, torch.where(lse == math.inf, -math.inf, lse)
 
 
-@broken("empty_row_stale")
+@broken("empty_row_stale", "sentinels", MIXED)
 def empty_row_stale(p: Problem, length: Length) -> Outputs:
     """With topk_length 0 the row's out is never written."""
     out, max_logits, lse = attention(p, length)
@@ -141,18 +116,18 @@ def empty_row_stale(p: Problem, length: Length) -> Outputs:
     return out, max_logits, lse
 
 
-@broken("max_logits_unscaled")
+@broken("max_logits_unscaled", "reference", FULL)
 def max_logits_unscaled(p: Problem, length: Length) -> Outputs:
     out, max_logits, lse = attention(p, length)
     return out, max_logits / p.sm_scale, lse
 
 
-@broken("sink_dropped")
+@broken("sink_dropped", "reference", SINK)
 def sink_dropped(p: Problem, length: Length) -> Outputs:
     return attention(dataclasses.replace(p, attn_sink=None), length)
 
 
-@broken("sink_in_lse")
+@broken("sink_in_lse", "reference", SINK)
 def sink_in_lse(p: Problem, length: Length) -> Outputs:
     out, max_logits, lse = attention(p, length)
     if p.attn_sink is not None:
@@ -163,40 +138,40 @@ def sink_in_lse(p: Problem, length: Length) -> Outputs:
 # --- topk_length ------------------------------------------------------------------------------------------------------
 
 
-@broken("ignores_length")
+@broken("ignores_length", "reference", LIVE)
 def ignores_length(p: Problem, length: Length) -> Outputs:
     return attention(p, None)
 
 
-@broken("length_minus_one")
+@broken("length_minus_one", "reference", HALF)
 def length_minus_one(p: Problem, length: Length) -> Outputs:
     return attention(p, None if length is None else length - 1)
 
 
-@broken("length_plus_one")
+@broken("length_plus_one", "reference", LIVE)
 def length_plus_one(p: Problem, length: Length) -> Outputs:
     return attention(p, None if length is None else length + 1)
 
 
-@broken("length_of_next_row")
+@broken("length_of_next_row", "none-vs-backscan", HOLES)
 def length_of_next_row(p: Problem, length: Length) -> Outputs:
     return attention(p, None if length is None else length.roll(1))
 
 
-@broken("skips_last_pair")
+@broken("skips_last_pair", "none-vs-metadata", HALF)
 def skips_last_pair(p: Problem, length: Length) -> Outputs:
     """A row of more than one pair loses its last one."""
     return attention(p, None if length is None else torch.where(length > 128, (length - 1) // 128 * 128, length))
 
 
-@broken("length_0_differs")
+@broken("length_0_differs", "backscan-vs-metadata", MIXED)
 def length_0_differs(p: Problem, length: Length) -> Outputs:
     """One ULP, in launches in which some row has length 0: metadata, not backscan."""
     out, max_logits, lse = attention(p, length)
     return (out if length is None or int(length.min()) > 0 else next_bf16(out)), max_logits, lse
 
 
-@broken("full_width_differs")
+@broken("full_width_differs", "full-width", HALF)
 def full_width_differs(p: Problem, length: Length) -> Outputs:
     """One ULP, when every length is topk."""
     out, max_logits, lse = attention(p, length)
@@ -204,7 +179,7 @@ def full_width_differs(p: Problem, length: Length) -> Outputs:
     return (next_bf16(out) if full else out), max_logits, lse
 
 
-@broken("skip_moves_left_half", promise=SkipPromise(max_ulp=1, columns=(256, 512), max_share=1.0))
+@broken("skip_moves_left_half", "none-vs-backscan", HALF, promise=SkipPromise(max_ulp=1, columns=(256, 512), max_share=1.0))
 def skip_moves_left_half(p: Problem, length: Length) -> Outputs:
     """Promises 1 ULP in the right half where a pair is skipped, and moves the left half."""
     out, max_logits, lse = attention(p, length)
@@ -213,7 +188,7 @@ def skip_moves_left_half(p: Problem, length: Length) -> Outputs:
     return out, max_logits, lse
 
 
-@broken("skip_moves_two_ulp", promise=SkipPromise(max_ulp=1, columns=(256, 512), max_share=1.0))
+@broken("skip_moves_two_ulp", "none-vs-metadata", HALF, promise=SkipPromise(max_ulp=1, columns=(256, 512), max_share=1.0))
 def skip_moves_two_ulp(p: Problem, length: Length) -> Outputs:
     out, max_logits, lse = attention(p, length)
     if length is not None:
@@ -222,21 +197,23 @@ def skip_moves_two_ulp(p: Problem, length: Length) -> Outputs:
     return out, max_logits, lse
 
 
-broken_source("backscan_off_by_one", "backscan", lambda inputs: (backscan_torch(inputs.indices[:, 0]) - 1).clamp(min=1))
-broken_source("backscan_stops_at_hole", "backscan", lambda inputs: ((inputs.indices[:, 0] >= 0).cumprod(1).sum(1)).clamp(min=1).int())
-broken_source("backscan_counts_valid", "backscan", lambda inputs: (inputs.indices[:, 0] >= 0).sum(1).clamp(min=1).int())
-broken_source("metadata_cuts_keys", "metadata", lambda inputs: inputs.seqlens.clamp(0, inputs.case.limit // 2))
-broken_source("metadata_of_next_row", "metadata", lambda inputs: inputs.seqlens.clamp(0, inputs.case.limit).roll(1))
-broken_source("metadata_clamped_to_1", "metadata", lambda inputs: inputs.seqlens.clamp(1, 1))
+broken_source("backscan_off_by_one", "lengths", FULL, "backscan", lambda inputs: (backscan_torch(inputs.indices[:, 0]) - 1).clamp(min=1))
+broken_source("backscan_stops_at_hole", "lengths", HOLES, "backscan",
+              lambda inputs: ((inputs.indices[:, 0] >= 0).cumprod(1).sum(1)).clamp(min=1).int())
+broken_source("backscan_counts_valid", "lengths", HOLES, "backscan", lambda inputs: (inputs.indices[:, 0] >= 0).sum(1).clamp(min=1).int())
+broken_source("metadata_cuts_keys", "lengths", FULL, "metadata", lambda inputs: inputs.seqlens.clamp(0, inputs.case.limit // 2))
+broken_source("metadata_of_next_row", "backscan-vs-metadata", HOLES, "metadata",
+              lambda inputs: inputs.seqlens.clamp(0, inputs.case.limit).roll(1))
+broken_source("metadata_clamped_to_1", "lengths", LIVE, "metadata", lambda inputs: inputs.seqlens.clamp(1, 1))
 
 
-@broken("scales_rounded_to_powers_of_two")
+@broken("scales_rounded_to_powers_of_two", "reference", FP8)
 def scales_rounded_to_powers_of_two(p: Problem, length: Length) -> Outputs:
     q_scale, kv_scale = (torch.exp2(scale.log2().ceil()) for scale in (p.q_scale, p.kv_scale))
     return attention(dataclasses.replace(p, q_scale=q_scale, kv_scale=kv_scale), length)
 
 
-@broken("sink_of_64_heads")
+@broken("sink_of_64_heads", "reference", SINKS)
 def sink_of_64_heads(p: Problem, length: Length) -> Outputs:
     """The second 64 heads take the first ones' sinks."""
     if p.attn_sink is not None:
@@ -244,7 +221,7 @@ def sink_of_64_heads(p: Problem, length: Length) -> Outputs:
     return attention(p, length)
 
 
-@broken("no_running_maximum")
+@broken("no_running_maximum", "reference", STEEP)
 def no_running_maximum(p: Problem, length: Length) -> Outputs:
     """Stands for P = exp(s) without a maximum taken off, which overflows fp32 from 88 nats on."""
     out, max_logits, lse = attention(p, length)
@@ -252,7 +229,7 @@ def no_running_maximum(p: Problem, length: Length) -> Outputs:
     return out.masked_fill(overflows, math.nan), max_logits, lse
 
 
-@broken("reads_past_the_row")
+@broken("reads_past_the_row", "reference", NARROW)
 def reads_past_the_row(p: Problem, length: Length) -> Outputs:
     """The width is rounded up to a block, and the next row's first indices are taken for this one's."""
     more = torch.cat([p.indices[1:, :, : -p.indices.shape[2] % 64], p.indices[:1, :, : -p.indices.shape[2] % 64]])
