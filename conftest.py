@@ -1,11 +1,20 @@
-"""Markers: a test that needs a GPU is skipped with the reason where there is none."""
+"""Markers: a test that needs a GPU is skipped with the reason where there is none. Profiles of property tests: HYPOTHESIS_PROFILE or
+--hypothesis-profile picks one."""
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 
 import pytest
 import torch
+from hypothesis import settings
+
+# ci: the same examples every time, so that a change that is no fault of the code under test cannot turn it red. nightly: other ones every
+# night, and ten times as many (tests/profiles.py). A first launch may compile: no test has a deadline.
+settings.register_profile("ci", derandomize=True, database=None, deadline=None)
+settings.register_profile("nightly", max_examples=1000, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 CAPABILITY = {"sm90": 9, "sm100": 10}
 

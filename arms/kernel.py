@@ -63,12 +63,16 @@ def make_problem(inputs: Inputs) -> Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """A documented limit of a kernel: the arms of these names (`sources`) are not run on cases whose `key` holds one of `values`."""
+    """A documented limit of a kernel: the arms of these names (`sources`) are not run on cases whose `key` holds one of `values`.
+
+    case: the text of a case on which it shows. `threearm limits` runs the arms on it: one that passes has outgrown its limit.
+    """
 
     sources: tuple[str, ...]
     key: str
     values: tuple[str, ...]
     reason: str
+    case: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Requires:
     installed under; entry: "module:function", whose signature also tells whether it takes topk_length; program: what it runs
     while it is made ready (nvcc), found by find_program;
     heads: what it accepts, () for everything; topk_multiple: topk (the width) must be a multiple of this.
+    capturable: why no CUDA graph can be made of a launch, "" where one can.
     sparse_prefill alone: dtypes, d_qk: what it accepts.
     indexer_topk alone: topk_in: what it accepts, () for everything; topk_max: the most it takes, 0 for any; keys: the least
     and most gathered keys; keys_multiple: their number must be a multiple of this; requests_max: the most requests, 0 for any.
@@ -100,6 +105,7 @@ class Requires:
     keys_multiple: int = 1
     requests_max: int = 0
     limits: tuple[Limit, ...] = ()
+    capturable: str = ""
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -132,6 +138,9 @@ class SkipPromise:
 
     within_budget promises nothing of the kind: the arms are only held to be within two budgets of each other, as a kernel
     that splits its work by topk_length needs.
+
+    row_independent: a row's bits do not depend on the rows beside it, nor on its place among them. Without it, rows in another order or
+    another batch are held to two budgets.
     """
 
     max_ulp: int = 0
@@ -140,6 +149,7 @@ class SkipPromise:
     none_nearer_zero: bool = False
     pair: int = 128
     within_budget: bool = False
+    row_independent: bool = True
 
     def allowance(self, elements: int) -> float:
         """How many of `elements` may differ: max_share of them, and eight standard deviations of such a count."""
@@ -147,6 +157,9 @@ class SkipPromise:
         return expected + 8 * math.sqrt(expected)
 
     def __str__(self) -> str:
+        return self._of_skipping() + ("" if self.row_independent else "; a row's bits depend on its batch")
+
+    def _of_skipping(self) -> str:
         if self.within_budget:
             return "within two budgets (its arms are not bitwise equal)"
         if not self.max_ulp:

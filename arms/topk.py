@@ -97,7 +97,8 @@ class TopkKernel:
     """A registered indexer top-k kernel.
 
     arm: dense or litetopk. accumulate: how it sums a dot product, fp32 or fp8 (the Hopper tensor core's 14 bits), which
-    decides its error margin. memory: bytes that a launch may hold beyond inputs and indices.
+    decides its error margin. memory: bytes that a launch may hold beyond inputs and indices. place_free: it promises that the bits
+    of a score depend on its row and key alone, wherever in the problem they stand.
     """
 
     name: str
@@ -108,6 +109,7 @@ class TopkKernel:
     memory: Callable[[TopkProblem], int]
     file: str
     family: str = "indexer_topk"
+    place_free: bool = False
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -141,8 +143,9 @@ F = TypeVar("F", bound=Callable[[TopkProblem], TopkLaunch])
 
 
 def indexer_topk_kernel(name: str, arm: str = "litetopk", requires: Requires = Requires(heads=(32, 64)), accumulate: str = "fp32",
-                        memory: Callable[[TopkProblem], int] | None = None) -> Callable[[F], F]:
+                        memory: Callable[[TopkProblem], int] | None = None, place_free: bool = False) -> Callable[[F], F]:
     """Register the decorated function as kernel `name`. memory None: half_of_the_scores for a litetopk, no bound for a dense one.
+    place_free: as in TopkKernel; its values are then held to it bit by bit.
 
     Raises ValueError if the name is taken by another file or is not made of letters, digits, '_', '-' and '.', or if arm or
     accumulate is none of the words it may be.
@@ -159,7 +162,7 @@ def indexer_topk_kernel(name: str, arm: str = "litetopk", requires: Requires = R
         if name in KERNELS and KERNELS[name].file != file:
             raise ValueError(f"kernel {name!r} is registered by {KERNELS[name].file} already")
         bound = memory or (half_of_the_scores if arm == "litetopk" else no_bound)
-        KERNELS[name] = TopkKernel(name, prepare, requires, arm, accumulate, bound, file)
+        KERNELS[name] = TopkKernel(name, prepare, requires, arm, accumulate, bound, file, place_free=place_free)
         return prepare
 
     return register

@@ -18,7 +18,7 @@ ACCUMULATE = ("fp32", "fp8")  # how a kernel may sum a dot product: fp32, or the
 MOST_KEYS = 1 << 24
 MOST_ROWS = 1 << 20
 
-VALUES = ("normal", "integer", "digits", "flat", "nearflat", "plateau", "ascending", "descending", "bucketedge",
+VALUES = ("normal", "integer", "digits", "lastbits", "flat", "nearflat", "plateau", "ascending", "descending", "bucketedge",
           "drift", "latehot", "shifted", "outlier", "planted", "nan", "inf")
 TIES = ("none", "pairs", "runs", "far", "all")
 WEIGHTS = ("positive", "mixed", "negative")
@@ -95,8 +95,8 @@ class IndexerTopkCase:
             raise CaseError(f"requests={self.requests},pad_keys={self.pad_keys}: {self.s_kv} keys, allowed are {MOST_KEYS}")
         if self.values == "shifted" and len(self.request_lengths) < 2:
             raise CaseError(f"requests={self.requests}: values=shifted needs two or more, the first scores above the others")
-        if self.values == "bucketedge" and self.scales == "any":
-            raise CaseError("scales=any: values=bucketedge is on its edges only with scales=pow2")
+        if self.values in ("bucketedge", "lastbits") and self.scales == "any":
+            raise CaseError(f"scales=any: values={self.values} is exact only with scales=pow2")
         allowed = {"planted": PLACES, "plateau": ("first", "last")}.get(self.values, ())
         if self.at != "-" and not (set(self.at.split("+")) <= set(allowed) and (self.values == "planted" or "+" not in self.at)):
             some = "some of " if self.values == "planted" else ""
@@ -144,7 +144,7 @@ class IndexerTopkCase:
             return ACCUMULATE
         if self.scales != "pow2":
             return ()
-        if self.values in ("integer", "plateau", "nan", "inf", "bucketedge"):
+        if self.values in ("integer", "lastbits", "plateau", "nan", "inf", "bucketedge"):
             return ACCUMULATE
         if self.values in ("ascending", "descending"):
             return ACCUMULATE if max(keys for _, keys in self.request_lengths) <= 4096 else ("fp32",)
@@ -154,6 +154,11 @@ class IndexerTopkCase:
     def work(self) -> float:
         """Floating-point operations of one launch: each row's dot products with all keys of its request."""
         return 2.0 * HEAD_DIM * self.h * sum(rows * keys for rows, keys in self.request_lengths)
+
+    @property
+    def elements(self) -> int:
+        """Elements of q, k, their scales and weights, and indices: what a case takes in memory, whatever its work."""
+        return self.num_q * self.h * (HEAD_DIM + 1) + self.s_kv * (HEAD_DIM + 1) + self.num_q * self.topk
 
     def __str__(self) -> str:
         return format_record(FAMILY, self)

@@ -5,6 +5,7 @@ normal       random                                                          the
 integer      random, every sum exact                                         one wrong key of millions
 digits       random, exact, weights (scales=pow2) or scales (any) of 13   weights, scales or scores rounded to 16 bits
              and 12 significant bits
+lastbits     2^23 and a whole number below 4096, all different, exact        a selection that leaves out the last bits of fp32
 flat         equal: one K row                                                a span of 0, everything in one bucket
 nearflat     equal but for 0..ulps ULPs of kv_scale                          a scan that scores an ULP off its sample
 plateau      exactly 0 for `share` of the keys (ReLU), exact                 one bucket holds most keys
@@ -43,6 +44,7 @@ EXACT = ("integer", "plateau", "nan", "inf")  # small integers all over, weights
 STEERED = ("ascending", "descending", "bucketedge", "drift", "latehot", "shifted", "outlier", "planted")
 _SILENT = ("ascending", "descending", "bucketedge")  # no random part: k is zero outside the level
 _SCALED = ("normal", "digits", *EXACT)  # a scale of its own for every key
+_BASE_WEIGHT = 2.0**11  # lastbits: times head 0's 4096 it is 2^23, above which fp32 holds whole numbers and no more
 _STEP = 2.0**-6  # weight of head 0 where levels are exact
 PLANT_SIGMA = 32.0  # weights[0] * TOP_LEVEL / 256 in standard deviations: winners stand 16 to 32 above, random parts reach 12
 _PAD_SCALE = 2.0**12
@@ -111,6 +113,10 @@ def _q_rows(case: IndexerTopkCase, rows: torch.Tensor) -> torch.Tensor:
         first = below(bits(case.seed, "q columns", rows, 1), HEAD_DIM // 8) * 8
         column = torch.arange(HEAD_DIM, device=rows.device)
         return torch.where((column >= first) & (column < first + 8), 1.0 - 2.0 * (draw & 1), 0.0)
+    if case.values == "lastbits":  # head 0 finds the same in all keys, head 1 the last three digits of the key's level
+        head = (rows % case.h)[:, None]
+        mine = [torch.tensor([0.0] * PLAIN + digits, device=rows.device) for digits in ([256.0, 0, 0, 0, 0], [0, 0, 256.0, 16.0, 1.0])]
+        return torch.where(head == 0, mine[0], torch.where(head == 1, mine[1], 0.0))
     q = bell(case.seed, "q", rows, HEAD_DIM).float() * 2.0**-15
     if case.values in STEERED:
         steers = (rows % case.h == 0)[:, None]
@@ -141,6 +147,11 @@ def _k_rows(case: IndexerTopkCase, keys: _Keys) -> torch.Tensor:
         return below(bits(case.seed, "k", drawn, HEAD_DIM), 9).float() - 4
     if case.values == "digits":
         return below(bits(case.seed, "k", drawn, HEAD_DIM), 3).float() - 1
+    if case.values == "lastbits":
+        k = torch.zeros(len(drawn), HEAD_DIM, device=drawn.device)
+        k[:, PLAIN] = 16.0
+        k[:, PLAIN + 2 :] = (_last_bits(case, keys)[:, None] >> torch.tensor([8, 4, 0], device=drawn.device) & 15).float()
+        return k
     if case.values in _SILENT:
         k = torch.zeros(len(drawn), HEAD_DIM, device=drawn.device)
     else:
@@ -154,6 +165,12 @@ def _k_rows(case: IndexerTopkCase, keys: _Keys) -> torch.Tensor:
         shifts = torch.arange(4 * DIGITS - 4, -1, -4, device=level.device)
         k[:, PLAIN:] = (level[:, None] >> shifts & 15).float()
     return k
+
+
+def _last_bits(case: IndexerTopkCase, keys: _Keys) -> torch.Tensor:
+    """lastbits: int64 levels below 4096, different for 4096 keys in a row, in an order that the seed chooses."""
+    draw = below(bits(case.seed, "level", torch.full_like(keys.at[:1], keys.request), 2)[0], 1 << 11).long()
+    return (keys.at * (2 * draw[0] + 1) + draw[1]) % 4096
 
 
 def _is_zero(case: IndexerTopkCase, keys: _Keys) -> torch.Tensor:
@@ -269,6 +286,9 @@ def _weights(case: IndexerTopkCase, device: torch.device) -> torch.Tensor:
         weights[:, 0] = _steering_weight(case)
         if case.values == "outlier":
             weights[1::2, 0] *= -1
+    if case.values == "lastbits":
+        weights[:, :2] = torch.tensor([_BASE_WEIGHT, 1.0], device=device)
+        weights[1::2, 1] = -1.0
     if case.weights != "mixed":
         weights = weights.abs() if case.weights == "positive" else -weights.abs()
     if case.values == "nan":

@@ -156,5 +156,10 @@ class SparsePrefillCase:
         """Floating-point operations of one launch that skips nothing: Q K^T over d_qk columns, P V over 512."""
         return 2.0 * self.s_q * self.h_q * self.topk * (self.d_qk + D_V)
 
+    @property
+    def elements(self) -> int:
+        """Elements of q, kv, indices and out: what a case takes in memory, whatever its work."""
+        return self.s_q * self.h_q * (self.d_qk + D_V) + self.s_kv * self.d_qk + self.s_q * self.topk
+
     def __str__(self) -> str:
         return format_record(FAMILY, self)

@@ -1,22 +1,62 @@
-"""Hypothesis strategies for case records: they draw the record only, never a tensor. Needs hypothesis, so no other module imports it."""
+"""Hypothesis strategies for case records: they draw the record only, never a tensor. Needs hypothesis, so no module imports it when
+it is itself imported.
+
+Both draw within a budget of work, stated by the record: `max_work` dot products of a launch (2 * (d_qk + 512) FLOPs each in sparse_prefill,
+256 in indexer_topk), and as many elements of inputs and outputs as MOST_ELEMENTS says. A `Fits` keeps them to what a kernel takes; where
+its least case is above the budget, that case is what is drawn. Draws are weighted to the unusual, and the simplest value of a key comes
+first, which is what shrinking goes for. It goes for fewer draws before that, so what a case does not use, or cannot choose, is drawn all
+the same.
+"""
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import strategies as st
 
 from cases import indexer_topk
-from cases.indexer_topk import IndexerTopkCase
-from cases.sparse_prefill import ORDERS, ROWS, SCALES, SINKS, TAILS, VALUES, SparsePrefillCase
+from cases.fits import Fits
+from cases.indexer_topk import HEAD_DIM, IndexerTopkCase
+from cases.sparse_prefill import D_V, ORDERS, ROWS, SCALES, SINKS, TAILS, VALUES, SparsePrefillCase
 
-BORDERS = (1, 63, 64, 65, 127, 128, 129)
-"""Around one 64-key block and one pair of them, where kernels go wrong."""
-WIDTHS = (*BORDERS, 192, 255, 256, 257, 384, 512)
+ANY = Fits()
+BLOCKS = (1, 63, 64, 65, 127, 128, 129, 192, 320)
+"""Around one 64-key block and one pair of them, where kernels go wrong, and odd numbers of blocks."""
+HEADS = (1, 2, 16, 64, 128)
+FEW = (1, 2, 3, 4, 5, 7, 8, 9, 13)
+"""Rows around blocks of 4 and 8."""
+MOST_ROWS, MOST_TOPK, MOST_KEYS = 8192, 4096, 1 << 17
 
 
-def sizes(most: int, borders: tuple[int, ...] = BORDERS) -> st.SearchStrategy[int]:
-    """Integers from 1 to `most`, half of them a border."""
-    return st.sampled_from([border for border in borders if border <= most]) | st.integers(1, most)
+def around(low: int, high: int) -> tuple[int, ...]:
+    """2^n - 1, 2^n and 2^n + 1 for n from low to high."""
+    return tuple(2**n + by for n in range(low, high + 1) for by in (-1, 0, 1))
+
+
+WIDTHS = (*BLOCKS, *around(8, 12), 384)
+KEYS = (1, 2, 3, 5, *BLOCKS[1:7], *around(8, 17), 4099)
+"""Around tiles of 64 to 256 keys, the usual topk, and buffers of powers of two."""
+
+
+def most_elements(max_work: int) -> int:
+    """Elements of inputs and outputs that a case with this much work may have: enough for rows of every kind, at most 256M."""
+    return min(max(1 << 21, 16 * max_work), 1 << 28)
+
+
+def sizes(most: int, borders: Iterable[int] = BLOCKS, least: int = 1, multiple: int = 1) -> st.SearchStrategy[int]:
+    """Multiples of `multiple` from `least` to `most`, half of them a border; the least one where `most` is below it."""
+    low = max(1, -(-least // multiple))
+    high = max(most // multiple, low)
+    anything = st.integers(low, max(high, low + 1)).map(lambda count: min(count, high) * multiple)
+    fitting = sorted({border for border in borders if low * multiple <= border <= high * multiple and border % multiple == 0})
+    return _one_of(tuple(fitting or [low * multiple]), most) | anything
+
+
+def _one_of(values: tuple[int, ...], most: int) -> st.SearchStrategy[int]:
+    """One of the values that are not above `most`; the least where all are."""
+    fitting = [value for value in sorted(values) if value <= most] or [min(values)]
+    return st.sampled_from(fitting if len(fitting) > 1 else fitting * 2)  # a single value would be no draw
 
 
 def _zero_or(other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -24,92 +64,156 @@ def _zero_or(other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.just(0) | other
 
 
+def _widths(fits: Fits, most: int) -> st.SearchStrategy[int]:
+    """topk, as far as the kernel takes it."""
+    if fits.topk_in:
+        return _one_of(fits.topk_in, most)
+    return sizes(min(most, fits.topk_max or MOST_TOPK), WIDTHS, multiple=fits.topk_multiple)
+
+
 @st.composite
-def sparse_prefill_cases(draw: st.DrawFn, max_work: int = 1 << 16) -> SparsePrefillCase:
-    """Any valid case with s_q * h_q * topk <= max_work, topk <= 512 and s_kv of the order of topk, so that a CPU makes it fast.
+def sparse_prefill_cases(draw: st.DrawFn, max_work: int = 1 << 16, fits: Fits = ANY) -> SparsePrefillCase:
+    """Any valid case with s_q * h_q * topk <= max_work and at most most_elements(max_work) elements.
 
     sm_scale stays where scores are neither all equal nor overflow: from 0.01 to 1.
     """
-    topk = draw(sizes(min(512, max_work), WIDTHS))
-    h_q = draw(sizes(min(128, max_work // topk), (1, 2, 16, 64, 128)))
-    s_q = draw(sizes(min(512, max_work // (topk * h_q))))
-    rows, values, tail = draw(st.sampled_from(ROWS)), draw(st.sampled_from(VALUES)), draw(st.sampled_from(TAILS))
+    d_qk = draw(st.sampled_from(sorted(fits.d_qk, reverse=True)))
+    share = most_elements(max_work) // 8  # for q and out; half of all is for kv, so that long rows have keys to name
+    most_kv = min(MOST_KEYS, 4 * share // d_qk)
+    s_q, h_q, topk = draw(_shapes(max_work, share // (d_qk + D_V), fits))
+    rows, values = (draw(st.sampled_from(fits.allowed(*pair))) for pair in (("rows", ROWS), ("values", VALUES)))
+    tail = draw(st.sampled_from(fits.allowed("tail", TAILS)))
     pad_rows = draw(_zero_or(st.integers(0, s_q)))
-    s_kv = draw(sizes(2048, WIDTHS))
+    s_kv = draw(sizes(most_kv, (*WIDTHS, *around(13, 17))))
     requests = "-"
     if rows == "causal":
-        requests, keys = draw(_requests(s_q - pad_rows))
+        requests, keys = draw(_requests(s_q - pad_rows, most_kv))
         s_kv = max(s_kv, keys)
-    dtype = draw(st.sampled_from(("bf16", "fp8")))
+    dtype = draw(st.sampled_from(fits.dtypes))
     any_scale = dtype == "fp8" and values in ("normal", "large", "poison")
     return SparsePrefillCase(
-        dtype=dtype, scales=draw(st.sampled_from(SCALES)) if any_scale else "pow2",
-        s_q=s_q, s_kv=s_kv, h_q=h_q, d_qk=draw(st.sampled_from((576, 512))),
-        topk=topk, rows=rows, requests=requests,
+        dtype=dtype, scales=draw(st.sampled_from(fits.allowed("scales", SCALES))) if any_scale else "pow2",
+        s_q=s_q, s_kv=s_kv, h_q=h_q, d_qk=d_qk, topk=topk, rows=rows, requests=requests,
         holes=draw(st.sampled_from((0.0, 0.02, 0.5, 1.0)) | st.floats(0.0, 1.0)),
         lead=draw(_zero_or(sizes(topk))),
         order=draw(st.sampled_from(ORDERS)), tail=tail, values=values,
-        peak=draw(st.just(7.0) | st.floats(0.0, 80.0)), peak_at=draw(st.sampled_from(("first", "middle", "last"))),
-        sink=draw(st.sampled_from(SINKS)),
-        sm_scale=0.0 if values == "integer" else draw(st.just(0.0) | st.floats(0.01, 1.0)),
+        peak=draw(st.just(7.0) | st.floats(0.0, 80.0)) if values == "peaked" else 7.0,
+        peak_at=draw(st.sampled_from(("first", "middle", "last"))) if values == "peaked" else "first",
+        sink=draw(st.sampled_from(fits.allowed("sink", SINKS))),
+        sm_scale=draw(st.just(0.0) | st.floats(0.01, 1.0)) * (values != "integer"),
         index_topk=draw(_zero_or(sizes(topk))), pad_rows=pad_rows,
         # Metadata that the guard rejects leaves no arm that can tell a live tail from valid entries.
-        metadata_rows=0 if tail == "live" else draw(_zero_or(sizes(2 * s_q))), seed=draw(st.integers(0, (1 << 31) - 1)))
+        metadata_rows=draw(_zero_or(sizes(2 * s_q))) * (tail != "live"), seed=draw(st.integers(0, (1 << 31) - 1)))
 
 
 @st.composite
-def _requests(draw: st.DrawFn, rows: int) -> tuple[str, int]:
-    """`requests` for a causal batch of `rows` query rows, and the kv rows that they need."""
+def _shapes(draw: st.DrawFn, max_work: int, most_pairs: int, fits: Fits) -> tuple[int, int, int]:
+    """s_q, h_q and topk with s_q * h_q * topk <= max_work and s_q * h_q <= most_pairs. Whichever is drawn first may be large."""
+    least = {"s_q": 1, "h_q": min(fits.heads or (1,)), "topk": min(fits.topk_in or (fits.topk_multiple,))}
+    for name in draw(st.sampled_from((("topk", "h_q", "s_q"), ("s_q", "topk", "h_q"), ("h_q", "s_q", "topk")))):
+        most = max_work * least[name] // math.prod(least.values())
+        if name == "topk":
+            least[name] = draw(_widths(fits, most))
+            continue
+        most = min(most, most_pairs * least[name] // (least["s_q"] * least["h_q"]))
+        heads = _one_of(fits.heads, most) if fits.heads else sizes(min(128, most), HEADS)
+        least[name] = draw(heads if name == "h_q" else sizes(min(MOST_ROWS, most), (*FEW, *BLOCKS, *around(8, 13))))
+    return least["s_q"], least["h_q"], least["topk"]
+
+
+@st.composite
+def _requests(draw: st.DrawFn, rows: int, most_keys: int) -> tuple[str, int]:
+    """`requests` for a causal batch of `rows` query rows, and the kv rows that they need, at most most_keys if rows is no more."""
     if rows == 0 or draw(st.booleans()):
         return "-", rows
-    cuts = sorted(draw(st.sets(st.integers(1, rows - 1), max_size=3))) if rows > 1 else []
     parts, keys = [], 0
-    for start, end in zip([0, *cuts], [*cuts, rows]):
-        qo_len, cached = end - start, draw(_zero_or(sizes(600)))
+    lengths = draw(_parts(rows))
+    room = max(0, most_keys - rows) // len(lengths)
+    for qo_len in lengths:
+        cached = draw(_zero_or(sizes(room, WIDTHS))) if room else 0
         parts.append(f"{qo_len}/{qo_len + cached}" if cached else f"{qo_len}")
         keys += qo_len + cached
     return "+".join(parts), keys
 
 
-KEYS = (1, 2, 3, 5, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049, 4096, 4099)
-"""Around tiles of 64 to 256 keys and the usual topk."""
-FEW = (1, 2, 3, 4, 5, 7, 8, 9, 13)
-"""Around blocks of 4 and 8 rows."""
+@st.composite
+def _parts(draw: st.DrawFn, total: int, most: int = 8) -> list[int]:
+    """`total` as a sum of positive integers, at most `most` of them: one in half of the draws, else anything from 2 on."""
+    most = min(total, most)
+    if most == 1 or draw(st.booleans()):
+        return [total]
+    cuts = sorted(draw(st.sets(st.integers(1, total - 1), min_size=1, max_size=most - 1)))
+    return [end - start for start, end in zip([0, *cuts], [*cuts, total])]
 
 
 @st.composite
-def indexer_topk_cases(draw: st.DrawFn, max_work: int = 1 << 20) -> IndexerTopkCase:
-    """Any valid case with num_q * s_kv * h <= max_work and at most 64 rows and 4100 keys, so that a CPU makes it fast."""
-    h = draw(st.sampled_from((32, 64)) if max_work >= 64 else st.just(32))
-    most = max(1, max_work // h)
-    s_kv = draw(sizes(min(4100, most), KEYS))
-    num_q = draw(sizes(min(64, max(1, most // s_kv)), FEW))
-    requests, rows, keys = draw(_indexer_requests(num_q, s_kv))
-    values = draw(st.sampled_from([v for v in indexer_topk.VALUES if v != "shifted" or "+" in requests]))
-    at = st.just("-")
-    if values == "plateau":
-        at = st.sampled_from(("-", "first", "last"))
-    elif values == "planted":
-        at = at | st.sets(st.sampled_from(indexer_topk.PLACES), min_size=1).map(lambda places: "+".join(sorted(places)))
-    share = st.sampled_from((0.0, 0.05, 0.5, 0.9, 0.99, 1.0)) | st.floats(0.0, 1.0)
+def indexer_topk_cases(draw: st.DrawFn, max_work: int = 1 << 20, fits: Fits = ANY) -> IndexerTopkCase:
+    """Any valid case with num_q * s_kv * h <= max_work and at most most_elements(max_work) elements."""
+    h, num_q, s_kv = draw(_row_and_key_counts(max_work, fits))
+    requests, rows, keys = draw(_indexer_requests(num_q, s_kv, fits.requests_max or 8))
+    several = "+" in requests
+    patterns = tuple(values for values in indexer_topk.VALUES if values != "shifted" or several)
+    values = draw(st.sampled_from(fits.allowed("values", patterns + ("shifted",) * (3 * several))))
+    scales = draw(st.sampled_from(fits.allowed("scales", indexer_topk.SCALES)))
     return IndexerTopkCase(
-        requests=requests, topk=draw(sizes(2048, KEYS[:-2])), h=h, window=draw(st.sampled_from(indexer_topk.WINDOWS)),
+        requests=requests, topk=draw(_choices(fits, num_q, s_kv, max_work)), h=h, window=draw(st.sampled_from(indexer_topk.WINDOWS)),
         span=draw(_zero_or(sizes(s_kv, KEYS))), order=draw(st.sampled_from(indexer_topk.ORDERS)),
         empty=draw(st.sampled_from((0.0, 0.0, 0.3, 1.0))), pad_rows=num_q - rows, pad_keys=s_kv - keys, values=values,
-        ties=draw(st.sampled_from(indexer_topk.TIES)), weights=draw(st.sampled_from(indexer_topk.WEIGHTS)),
-        scales="pow2" if values == "bucketedge" else draw(st.sampled_from(indexer_topk.SCALES)),
-        share=draw(share), sigma=draw(st.sampled_from((1.0, 4.0, 5.0)) | st.floats(0.0, 64.0)), ulps=draw(st.integers(1, 64)),
-        at=draw(at), seed=draw(st.integers(0, (1 << 31) - 1)))
+        ties=draw(st.sampled_from(fits.allowed("ties", indexer_topk.TIES))), weights=draw(st.sampled_from(indexer_topk.WEIGHTS)),
+        scales="pow2" if values in ("bucketedge", "lastbits") else scales,
+        **draw(_of_values(values)), seed=draw(st.integers(0, (1 << 31) - 1)))
+
+
+def _of_values(values: str) -> st.SearchStrategy[dict[str, Any]]:
+    """The keys that only some patterns of values read: for others they keep their default."""
+    share = st.sampled_from((0.05, 0.0, 0.5, 0.9, 0.99, 1.0)) | st.floats(0.0, 1.0)
+    sigma = st.sampled_from((4.0, 1.0, 5.0)) | st.floats(0.0, 64.0)
+    keys: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+        "plateau": {"share": share, "at": st.sampled_from(("-", "first", "last"))},
+        "planted": {"at": st.just("-") | st.sets(st.sampled_from(indexer_topk.PLACES), min_size=1).map(lambda at: "+".join(sorted(at)))},
+        "latehot": {"share": share, "sigma": sigma}, "nan": {"share": share}, "inf": {"share": share},
+        "drift": {"sigma": sigma}, "shifted": {"sigma": sigma}, "nearflat": {"ulps": st.just(3) | st.integers(1, 64)}}
+    return st.fixed_dictionaries(keys.get(values, {}))
 
 
 @st.composite
-def _indexer_requests(draw: st.DrawFn, num_q: int, s_kv: int) -> tuple[str, int, int]:
-    """`requests` for at most num_q rows and s_kv keys, and the rows and keys that they have. What is left is padding."""
+def _row_and_key_counts(draw: st.DrawFn, max_work: int, fits: Fits) -> tuple[int, int, int]:
+    """h, num_q and s_kv with num_q * s_kv * h <= max_work. Keys first or rows first, so that either may be large."""
+    quarter = most_elements(max_work) // 4  # for q; half of all is for keys, a quarter for what is chosen
+    least, most = max(1, fits.keys[0]), min(MOST_KEYS, 2 * quarter // (HEAD_DIM + 1), fits.keys[1])
+    h = draw(_one_of(fits.heads or (32, 64), max_work))
+    room, most_rows = max(1, max_work // h), min(MOST_ROWS, quarter // ((HEAD_DIM + 1) * h))
+
+    def keys(rows: int) -> st.SearchStrategy[int]:
+        return sizes(min(most, room // rows), KEYS, least, fits.keys_multiple)
+
+    def rows(keys: int) -> st.SearchStrategy[int]:
+        return sizes(min(most_rows, max(1, room // keys)), (*FEW, *around(4, 13)))
+
+    if draw(st.booleans()):
+        num_q = draw(rows(least))
+        return h, num_q, draw(keys(num_q))
+    s_kv = draw(keys(1))
+    return h, draw(rows(s_kv)), s_kv
+
+
+def _choices(fits: Fits, num_q: int, s_kv: int, max_work: int) -> st.SearchStrategy[int]:
+    """topk: anything that the kernel takes, or about as many keys as there are."""
+    most = min(2048, most_elements(max_work) // (4 * num_q))
+    near = [topk for topk in (s_kv - 1, s_kv, s_kv + 1)
+            if 1 <= topk <= min(most, fits.topk_max or most) and topk % fits.topk_multiple == 0]
+    if fits.topk_in or not near:
+        return _widths(fits, most)
+    return _widths(fits, most) | st.sampled_from(near)
+
+
+@st.composite
+def _indexer_requests(draw: st.DrawFn, num_q: int, s_kv: int, most: int) -> tuple[str, int, int]:
+    """`requests`, at most `most`, for at most num_q rows and s_kv keys, and the rows and keys that they have. What is left is padding."""
     rows = draw(sizes(min(num_q, s_kv), FEW) | st.just(min(num_q, s_kv)))
     cached = draw(st.just(s_kv - rows) | st.integers(0, s_kv - rows))
-    cuts = sorted(draw(st.sets(st.integers(1, rows - 1), max_size=3))) if rows > 1 else []
-    shares = sorted(draw(st.lists(st.integers(0, cached), min_size=len(cuts), max_size=len(cuts))))
-    parts = []
-    for start, end, low, high in zip([0, *cuts], [*cuts, rows], [0, *shares], [*shares, cached]):
-        parts.append(f"{end - start}/{end - start + high - low}")
+    lengths = draw(_parts(rows, most))
+    cuts = len(lengths) - 1
+    shares = sorted(draw(st.lists(st.integers(0, cached), min_size=cuts, max_size=cuts)))
+    parts = [f"{length}/{length + high - low}" for length, low, high in zip(lengths, [0, *shares], [*shares, cached])]
     return "+".join(parts), rows, rows + cached

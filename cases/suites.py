@@ -1,4 +1,8 @@
-"""Suites: text files of cases, one a line; `#` starts a comment, blank lines are skipped."""
+"""Suites: text files of cases, one a line; `#` starts a comment, blank lines are skipped.
+
+The corpus is a folder of such files: what was once wrong somewhere. `corpus` is all of it but the files that need a GPU, whose names end in
+-gpu; `corpus/NAME` is one file.
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -9,16 +13,27 @@ from cases.families import Case, parse_case
 from cases.text import CaseError, check_key, read_values, split_values
 
 FOLDER = Path(__file__).parent / "suites"
+CORPUS = Path(__file__).parent / "corpus"
+NEEDS_GPU = "-gpu"  # how the name of a corpus file ends whose cases are too large for a CPU
 
 
 def suite_names() -> list[str]:
-    """The suites that come with the project."""
-    return sorted(path.stem for path in FOLDER.glob("*.txt"))
+    """The suites that come with the project, and the corpus: the whole, and each of its files."""
+    suites, corpus = (sorted(path.stem for path in folder.glob("*.txt")) for folder in (FOLDER, CORPUS))
+    return [*suites, "corpus", *(f"corpus/{name}" for name in corpus)]
 
 
 def load_suite(name: str) -> list[Case]:
     """Read a suite by name, or any text file by path. Raises CaseError: unknown suite, or a bad line with its number."""
-    path = FOLDER / f"{name}.txt" if name in suite_names() else Path(name)
+    if name == "corpus":
+        files = [path for path in sorted(CORPUS.glob("*.txt")) if not path.stem.endswith(NEEDS_GPU)]
+        return list(dict.fromkeys(case for path in files for case in _load(f"corpus/{path.stem}", path)))
+    folder = CORPUS.parent if name.startswith("corpus/") else FOLDER
+    return _load(name, folder / f"{name}.txt" if name in suite_names() else Path(name))
+
+
+def _load(name: str, path: Path) -> list[Case]:
+    """The cases of one file. Raises CaseError."""
     try:
         text = path.read_text(encoding="utf-8-sig") if path.is_file() else None
     except (OSError, ValueError) as error:

@@ -5,18 +5,19 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from arms.kernel import Kernel, Requires, find_program
 from arms.topk import TopkKernel
-from cases import Case, IndexerTopkCase, SparsePrefillCase
+from cases import Case
+from cases.fits import Fits
 from harness.machine import version_of
 
 AnyKernel = Kernel | TopkKernel
 NO_LIMIT = Requires()
+LIVE = "only an arm that is given the length computes this case"
 
 
 @functools.cache
@@ -58,56 +59,19 @@ def import_problem(kernel: AnyKernel) -> str:
     return ""
 
 
+def fits(kernel: AnyKernel) -> Fits:
+    """What the kernel's cases may be, from what it requires."""
+    need = kernel.requires
+    refused = [(arm, limit.key, value, limit.reason) for limit in need.limits for value in limit.values for arm in limit.sources]
+    if not isinstance(kernel, TopkKernel):
+        refused += [(source, "tail", "live", LIVE) for source in kernel.arms if source != "metadata"]
+    return Fits(need.dtypes, need.heads, need.d_qk, need.topk_multiple, need.topk_in, need.topk_max, need.keys, need.keys_multiple,
+                need.requests_max, kernel.arms, tuple(refused))
+
+
 def refusal(kernel: AnyKernel, arm: str, case: Case) -> str:
     """Why this arm does not take this case of its kernel's family, or "". From declared data alone."""
-    need = kernel.requires
-    if isinstance(case, IndexerTopkCase):
-        reasons = _topk_refusals(need, arm, case)
-    else:
-        reasons = _prefill_refusals(need, arm, case)
-    return next(reasons, "")
-
-
-def _prefill_refusals(need: Requires, source: str, case: SparsePrefillCase) -> Iterator[str]:
-    if case.dtype not in need.dtypes:
-        yield f"takes {_any_of(need.dtypes)}, the case is {case.dtype}"
-    if need.heads and case.h_q not in need.heads:
-        yield f"takes h_q {_any_of(need.heads)}, the case has {case.h_q}"
-    if case.d_qk not in need.d_qk:
-        yield f"takes d_qk {_any_of(need.d_qk)}, the case has {case.d_qk}"
-    if case.topk % need.topk_multiple:
-        yield f"needs topk to be a multiple of {need.topk_multiple}, the case has {case.topk}"
-    yield from _limits(need, source, case)
-    if case.tail == "live" and source != "metadata":
-        yield "tail=live: only an arm that is given the length computes this case"
-
-
-def _topk_refusals(need: Requires, arm: str, case: IndexerTopkCase) -> Iterator[str]:
-    if need.heads and case.h not in need.heads:
-        yield f"takes h {_any_of(need.heads)}, the case has {case.h}"
-    if need.topk_in and case.topk not in need.topk_in:
-        yield f"takes topk {_any_of(need.topk_in)}, the case has {case.topk}"
-    if need.topk_max and case.topk > need.topk_max:
-        yield f"takes topk up to {need.topk_max}, the case has {case.topk}"
-    if case.topk % need.topk_multiple:
-        yield f"needs topk to be a multiple of {need.topk_multiple}, the case has {case.topk}"
-    if not need.keys[0] <= case.s_kv <= need.keys[1]:
-        yield f"takes {need.keys[0]} to {need.keys[1]} keys, the case has {case.s_kv}"
-    if case.s_kv % need.keys_multiple:
-        yield f"needs the keys to be a multiple of {need.keys_multiple}, the case has {case.s_kv}"
-    if need.requests_max and len(case.request_lengths) > need.requests_max:
-        yield f"takes {need.requests_max} request(s), the case has {len(case.request_lengths)}"
-    yield from _limits(need, arm, case)
-
-
-def _limits(need: Requires, arm: str, case: Case) -> Iterator[str]:
-    for limit in need.limits:
-        if arm in limit.sources and getattr(case, limit.key) in limit.values:
-            yield f"{limit.key}={getattr(case, limit.key)}: {limit.reason}"
-
-
-def _any_of(values: tuple[object, ...]) -> str:
-    return " or ".join(map(str, values))
+    return fits(kernel).refusal(arm, case)
 
 
 def no_length(kernel: AnyKernel) -> str:

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -18,17 +17,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from cases import family_of, format_case, parse_case
+from harness.asking import Settings
 from harness.client import Unfit, WorkerDied, WorkerOptions
+from harness.fuzz_command import fuzz
+from harness.limits_command import limits
+from harness.mutants_command import mutants
 from harness.options import (
     INTERRUPTED,
     NOTHING_RAN,
+    PAUSE,
     Arms,
     Broken,
     Cases,
     Device,
     Fp64,
+    Launches,
     Load,
     Memory,
+    NowAndThen,
     Overrides,
     Samples,
     Suite,
@@ -49,24 +55,26 @@ from harness.options import (
     worker_options,
 )
 from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now, revision
-from harness.runner import Runner, Settings, cases_of, probe
+from harness.runner import Runner, cases_of, probe
 from reports import cells, evidence, failure, table
 
 SHOWN_FAILURES = 10
-PAUSE = 30.0  # seconds between two lines of progress where stdout is no terminal
 LONGEST = 90
 TAIL = 30  # lines of the worker's log that replay shows after an exception
 UNRESOLVED = 4
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Differential correctness and performance harness for sparse-attention kernels.")
+app.command()(mutants)
+app.command()(fuzz)
+app.command()(limits)
 
 
 @app.command()
 def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, device: Device = "auto", load: Load = None,
         broken: Broken = False, settings: Overrides = "",
         time: Time = "auto", samples: Samples = 30,
-        timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, time_wrong: TimeWrong = False,
+        timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, time_wrong: TimeWrong = False, launches: Launches = 0,
         runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
         resume: Annotated[Path | None, typer.Option(help="Go on with this run folder; its own options hold.")] = None) -> None:
     """Take cases through every available arm: table, records, exit code."""
@@ -82,7 +90,7 @@ def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm
     kernels = choose(description["kernels"], texts, arm, broken)
     if not kernels:
         fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
-    plan = Settings(contract_for(time, options.device), samples, fp64, timeout, time_wrong)
+    plan = Settings(contract_for(time, options.device), samples, fp64, timeout, time_wrong, launches)
     unavailable = {k["name"]: k["why_not"] for k in description["kernels"] if not arm and k["why_not"] and cases_of(k, texts)}
     info = RunInfo(now(), sys.argv, texts, kernels, {**description["machine"], "threearm": revision()},
                    {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(plan), "unavailable": unavailable})
@@ -128,19 +136,6 @@ def execute(folder: RunFolder, options: WorkerOptions, plan: Settings) -> NoRetu
             fail(str(error), NOTHING_RAN)
     show(folder, options, plan)
     raise typer.Exit(exit_code(folder.records))
-
-
-class NowAndThen:
-    """Lines on stderr, at least `pause` seconds apart and after the start: progress for a log."""
-
-    def __init__(self, pause: float) -> None:
-        self.pause, self.last = pause, monotonic()
-
-    def say(self, line: str) -> None:
-        """Print it, unless the last one is not long ago."""
-        if monotonic() - self.last >= self.pause:
-            self.last = monotonic()
-            errors.print(line, highlight=False, markup=False)
 
 
 def show(folder: RunFolder, options: WorkerOptions | None, plan: Settings | None) -> None:
@@ -217,7 +212,7 @@ def list_cases(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, de
 def replay(case: Annotated[str, typer.Argument(help="A case text.")],
            arm: Annotated[str, typer.Option("--arm", help="kernel or kernel/arm.")],
            device: Device = "auto", load: Load = None, time: Time = "none", samples: Samples = 30,
-           timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False) -> None:
+           timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, launches: Launches = 0) -> None:
     """Run one case again on one kernel and tell every check in full. Arms before the named one run too, to be compared with."""
     texts = read_cases([case], "", "")
     options = worker_options(device, load, False, [arm], memory)
@@ -227,11 +222,10 @@ def replay(case: Annotated[str, typer.Argument(help="A case text.")],
     wanted = kernel["arms"]
     every = next(k["arms"] for k in description["kernels"] if k["name"] == kernel["name"])
     kernel["arms"] = every[: every.index(wanted[-1]) + 1]
-    plan = Settings(contract_for(time, options.device), samples, fp64, timeout)
+    plan = Settings(contract_for(time, options.device), samples, fp64, timeout, launches=launches)
     folder = RunFolder(None, RunInfo(now(), sys.argv, texts, [kernel], {}, {}))
     with tempfile.TemporaryDirectory() as scratch:
-        runner = Runner(folder, options, plan, [kernel], lambda *_: None)
-        runner.log = Path(scratch) / "worker.log"
+        runner = Runner(folder, options, plan, [kernel], lambda *_: None, Path(scratch) / "worker.log")
         try:
             runner.run()
         except KeyboardInterrupt:

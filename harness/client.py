@@ -177,10 +177,14 @@ class WorkerProcess:
         last = log_tail(self.log)
         return WorkerDied(Verdict.CRASHED, detail + (f"; last output: {last}" if last else ""), self.arm, self.phase)
 
-    def kill(self) -> None:
-        """End the worker and whatever it started, and free its descriptors."""
+    def end_process(self) -> None:
+        """End the worker and whatever it started. Whoever reads its events is told that it died."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the worker and whatever it started, and free its descriptors."""
+        self.end_process()
         self.process.wait()
         for descriptor in (self.requests, self.answers):
             if descriptor >= 0:

@@ -63,7 +63,9 @@ class Run(Protocol):
 
 
 class Trial(Protocol):
-    """One kernel on one case."""
+    """One kernel on one case. launches: how many run-to-run makes back to back."""
+
+    launches: int
 
     def run(self, arm: str) -> Run:
         """Launch an arm as often as its checks need, and judge it, also against the arms run before. Raises what the kernel raises."""

@@ -5,6 +5,7 @@ import difflib
 import os
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -13,15 +14,17 @@ from rich.console import Console
 
 from cases import CaseError, family_of, format_case, load_suite, parse_case, suite_names
 from cases.suites import override_all
+from harness.asking import Settings
 from harness.client import Unfit, WorkerDied, WorkerOptions, default_memory
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder
-from harness.runner import Settings, describe
+from harness.runner import describe
 from harness.verdicts import Verdict
 
 DECISIVE = ("TRITON_INTERPRET",)
 """Environment variables that decide how a kernel runs, so that a repeat line has to set them."""
 USAGE, NOTHING_RAN, INTERRUPTED = 2, 5, 130
+PAUSE = 30.0  # seconds between two lines of progress where stdout is no terminal
 
 console = Console(width=None if sys.stdout.isatty() else 130)
 errors = Console(stderr=True, soft_wrap=True)
@@ -38,6 +41,7 @@ Memory = Annotated[float, typer.Option("--memory", help="GiB a worker may use; 0
 Time = Annotated[str, typer.Option("--time", help="kernel, span, wall, none, or auto: on cuda kernel (indexer_topk: span), on cpu wall.")]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Timing samples per arm.")]
 TimeWrong = Annotated[bool, typer.Option("--time-wrong", help="Also time arms whose answer is wrong, such as an inexact baseline.")]
+Launches = Annotated[int, typer.Option("--launches", help="Launches back to back in run-to-run; 0: three or four.", min=0, max=100_000)]
 Fp64 = Annotated[bool, typer.Option("--fp64", help="Compute the reference in fp64.")]
 
 
@@ -124,6 +128,8 @@ def replay_options(record: Record, options: WorkerOptions | None, plan: Settings
     words = [*options.environment, *([] if options.device == "cpu" else ["--device", options.device])]
     words += [part for path in options.load for part in ("--load", path)]
     words += ["--fp64"] if plan.fp64 else []
+    raced = any(c.name == "run-to-run" and c.verdict is Verdict.FLAKY for c in record.checks)
+    words += ["--launches", str(plan.launches)] if plan.launches and raced else []
     words += ["--timeout", f"{plan.timeout:g}"] if plan.timeout and record.verdict is Verdict.TIMEOUT else []
     words += ["--memory", f"{options.memory / 2**30:g}"] if record.verdict is Verdict.OOM else []
     in_timing = any(c.name == "timed-output" and c.verdict is record.verdict for c in record.checks) or "phase timing" in record.detail
@@ -145,3 +151,16 @@ def stored_options(folder: RunFolder) -> tuple[WorkerOptions | None, Settings | 
                 msgspec.convert(folder.info.options.get("settings"), Settings))
     except msgspec.ValidationError:
         return None, None
+
+
+class NowAndThen:
+    """Lines on stderr, at least `pause` seconds apart and after the start: progress for a log."""
+
+    def __init__(self, pause: float) -> None:
+        self.pause, self.last = pause, monotonic()
+
+    def say(self, line: str) -> None:
+        """Print it, unless the last one is not long ago."""
+        if monotonic() - self.last >= self.pause:
+            self.last = monotonic()
+            errors.print(line, highlight=False, markup=False)

@@ -5,7 +5,7 @@ import dataclasses
 
 import torch
 
-from harness.localise import best_fit, ranges
+from harness.localise import EDGES, best_fit, ranges
 
 TILE = 128
 POWERS = tuple(1 << power for power in range(8, 21))
@@ -39,7 +39,9 @@ def localise_members(bad_rows: torch.Tensor, windows: Windows, places: Places | 
         return []
     length = windows.length[bad_rows]
     lines = [f"rows {ranges(bad_rows)}", *_of_requests(bad_rows, windows), f"windows of {_span(length)} keys (topk {windows.topk})"]
-    lines += [pattern] if (pattern := best_fit(bad_rows, row_sets(windows))) else []
+    sets, numbers = row_sets(windows), by_number(windows)
+    pattern = best_fit(bad_rows, sets | numbers, least=0.9) or best_fit(bad_rows, sets)
+    lines += [pattern] if pattern else []
     return lines + [line for kind, at in (places or {}).items() if len(at) for line in _keys(kind, at.cpu(), windows)]
 
 
@@ -61,27 +63,38 @@ def _of_requests(bad_rows: torch.Tensor, windows: Windows) -> list[str]:
 
 def row_sets(windows: Windows) -> dict[str, torch.Tensor]:
     """Each border's name and the rows that it would make wrong: bool [num_q]."""
-    length, num_q = windows.length, len(windows.ks)
-    number = torch.arange(num_q)
+    length = windows.length
     sets = {
+        "rows without a key": length == 0,
         "rows with fewer keys than topk": length < windows.topk,
         "rows with exactly topk keys": length == windows.topk,
         "rows with more keys than topk": length > windows.topk,
         "rows whose window begins after key 0": windows.ks > 0,
         "rows whose window is no multiple of 4": length % 4 != 0,
+        "rows whose window is no multiple of 64": length % 64 != 0,
         f"rows whose window is no multiple of {TILE}": length % TILE != 0,
-        "the last rows of the batch, past the last whole block of 4": number >= num_q - num_q % 4,
-        "the first row of the batch": number == 0,
-        "the last row of the batch": number == num_q - 1,
-        "every other row": number % 2 == 1,
     }
+    number = torch.arange(len(length))
     for number_of, (row0, row1, _, _) in enumerate(windows.requests[:64]):
         sets[f"the rows of request {number_of}"] = (number >= row0) & (number < row1)
+    sets |= {f"rows of more than {times} * topk keys": length > times * windows.topk for times in (2, 4, 8)}
+    return sets | {f"rows of more than {edge} keys": length > edge for edge in POWERS}
+
+
+def by_number(windows: Windows) -> dict[str, torch.Tensor]:
+    """The same for borders between rows by their number alone. On a few rows some of them fits nearly anything, so it must fit well."""
+    num_q = len(windows.ks)
+    number = torch.arange(num_q)
     firsts = [row0 for row0, row1, _, _ in windows.requests if row1 > row0]
     lasts = [row1 - 1 for row0, row1, _, _ in windows.requests if row1 > row0]
-    sets["the first row of each request"] = torch.isin(number, torch.tensor(firsts))
-    sets["the last row of each request"] = torch.isin(number, torch.tensor(lasts))
-    return sets | {f"rows of more than {edge} keys": length > edge for edge in POWERS}
+    sets = {
+        "the last rows of the batch, past the last whole block of 4": number >= num_q - num_q % 4,
+        "the first row of the batch": number == 0, "the last row of the batch": number == num_q - 1,
+        "the first row of each request": torch.isin(number, torch.tensor(firsts)),
+        "the last row of each request": torch.isin(number, torch.tensor(lasts)), "every other row": number % 2 == 1,
+    }
+    sets |= {f"rows from {edge} on": number >= edge for edge in EDGES if edge < num_q}
+    return sets | {f"the first rows of each {size}": number % size == 0 for size in (4, 8, 64)}
 
 
 def key_borders(position: torch.Tensor, length: torch.Tensor, key: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -95,6 +108,7 @@ def key_borders(position: torch.Tensor, length: torch.Tensor, key: torch.Tensor)
         f"the last, partial tile of {TILE} keys, counted from the window's start": position >= length // TILE * TILE,
         f"the last, partial tile of {TILE} keys, counted from key 0": key >= end // TILE * TILE,
         f"the first tile of {TILE} keys, counted from key 0": key // TILE == (key - position) // TILE,
+        "the last, partial page of 64 keys, counted from key 0": key >= end // 64 * 64,
         "outside the window": (position < 0) | (position >= length),
         "the second half of the window": position >= length // 2,
         "the first half of the window": position < length // 2,

@@ -9,6 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from arms.topk import TopkKernel, TopkProblem
+
 T = TypeVar("T")
 
 
@@ -78,3 +80,14 @@ class Meter:
         with self.storages:
             result = call()
         return result, self.storages.peak
+
+
+def whole_bytes(kernel: TopkKernel) -> Callable[[TopkProblem], int]:
+    """The kernel's memory bound. What it returns raises ValueError where the kernel's function gives no whole number of bytes."""
+    def bound(problem: TopkProblem) -> int:
+        given = kernel.memory(problem)
+        if type(given) is not int or given < 0:
+            raise ValueError(f"memory of {kernel.name} must give a whole number of bytes, it gave {given!r}")
+        return given
+
+    return bound

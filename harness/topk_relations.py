@@ -54,8 +54,12 @@ def _differs(found: Difference) -> str:
 
 
 def same_choice(name: str, got: TopkResult, other: TopkResult, band: Band, windows: Windows, labels: tuple[str, str],
-                verdict: Verdict = Verdict.FAILED) -> Check:
-    """Two launches chose the same keys, but for keys that tie with the k-th or are within its margin. Order is told, not judged."""
+                verdict: Verdict = Verdict.FAILED, bitwise: bool = False) -> Check:
+    """Two launches chose the same keys, but for keys that tie with the k-th or are within its margin. Order is told, not judged.
+
+    bitwise: each key's score has the same bits in both, so the values of two exact choices, in order, do too, whichever of equal ones they
+    are of; where an arm returns values, that is judged as well.
+    """
     found = compare(got.indices, other.indices, band, labels)
     check = Check(name, Verdict.PASSED, "the same keys in the same order", bad=int(found.far.sum()), total=len(found.rows))
     told = _differs(found)
@@ -66,9 +70,25 @@ def same_choice(name: str, got: TopkResult, other: TopkResult, band: Band, windo
         check.detail = f"{found.far_keys:,} keys beyond ties and margins are in one choice only, in {check.bad:,} rows; all told: {told}"
         check.where = localise_members(found.far, windows, found.places)
     if got.values is not None and other.values is not None:
-        moved = values_differ(_ordered_values(got), _ordered_values(other)).any(1)
-        check.detail += f"; the arm's own values differ in {int(moved.sum()):,} rows" if bool(moved.any()) else ""
+        _add_values(check, _ordered_values(got), _ordered_values(other), windows, labels, verdict if bitwise else Verdict.PASSED)
     return check
+
+
+def _add_values(check: Check, mine: torch.Tensor, theirs: torch.Tensor, windows: Windows, labels: tuple[str, str],
+                verdict: Verdict) -> None:
+    """Tell in a check of two choices where the arm's own values differ, and judge it where the verdict is not PASSED. fp32 [num_q, topk],
+    in order."""
+    differ = values_differ(mine, theirs)
+    moved = differ.any(1)
+    if not bool(moved.any()):
+        return
+    check.detail += f"; the arm's own values differ in {int(moved.sum()):,} rows"
+    if verdict is not Verdict.PASSED and check.verdict is Verdict.PASSED:
+        check.verdict, check.bad = verdict, int(moved.sum())
+        check.detail += ", though the kernel promises scores whose bits follow from row and key alone"
+        check.first = [f"[row {row}, value {place} from below] {labels[0]} {float(mine[row, place]):.9g}, {labels[1]} "
+                       f"{float(theirs[row, place]):.9g}" for row, place in differ.nonzero()[:SHOWN].tolist()]
+        check.where = localise_members(moved, windows)
 
 
 def _ordered_values(result: TopkResult) -> torch.Tensor:

@@ -12,18 +12,22 @@ from arms.topk import TopkKernel, TopkLaunch, TopkProblem, TopkResult
 from cases.indexer_inputs import IndexerInputs
 from harness import topk_checks as checks
 from harness import topk_relations as relations
+from harness.diagnose import diagnose_choice
 from harness.record import Lengths
 from harness.timing import Timed
 from harness.topk_downstream import downstream
 from harness.topk_inplace import reads_inputs
+from harness.topk_launches import beside_a_busy_stream, guarded, in_a_row, reason_of, replayed_from_a_graph, taken, without_logits
 from harness.topk_localise import Windows
-from harness.topk_memory import Meter
+from harness.topk_memory import Meter, whole_bytes
+from harness.topk_metamorphic import judged, raised, variations
 from harness.topk_sets import Band, Tally, tally
-from harness.trial import made_ready, poisoned_memory, synchronize
+from harness.trial import made_ready, poisoned_memory
 from harness.verdicts import Check, Verdict
 from references.indexer_topk import TopkExpected
+from references.sparse_prefill import free_memory
 
-REPEATS = 4  # launches back to back, after the first two
+REPEATS = 4  # launches back to back, after the first two, unless told otherwise
 PEER = "torch_dense"  # the arm that others are compared with
 _LAUNCHED: set[str] = set()  # kernels launched by this process
 
@@ -65,8 +69,10 @@ class TopkTrial:
         self.ks, self.ke = p.ks.clone(), p.ke.clone()  # an arm may write into its own
         self.band = Band(expected.scores, expected.kth, expected.eps[kernel.accumulate], self.ks, self.ke, p.s_kv)
         self.launch: TopkLaunch | None = None
+        self.launches = REPEATS  # that run-to-run makes back to back; the worker sets another number
         self.bound = 0  # bytes that a launch may hold, once it is measured
         self.done: TopkRun | None = None
+        self.missing: list[str] = []  # `check: reason` of relations that this kernel or case rules out
 
     def run(self, arm: str) -> TopkRun:
         """Launch the kernel as often as its checks need, and judge it. Raises what the kernel raises."""
@@ -79,6 +85,7 @@ class TopkTrial:
         run.checks += self._choice(run, found, judged)
         run.checks += [c for c in (relations.memory(peak, self.bound, self.problem.num_q, self.problem.s_kv),) if c]
         run.checks += self._against_dense(run)
+        diagnose_choice(run.checks, result, self.problem, self.band, self.windows, self.expected.count)
         run.note = self._note(run)
         self.done = run
         return run
@@ -115,7 +122,7 @@ class TopkTrial:
         self.phase("first launch" if self.kernel.requires.entry and self.kernel.name not in _LAUNCHED else "launch")
         raw, _ = meter.watch(launch)
         _LAUNCHED.add(self.kernel.name)
-        first = dataclasses.replace(self._taken(raw), logits=None)  # what gives the scores may hold them
+        first = without_logits(self._taken(raw))
         meter.discount(sum(x.nbytes for x in (first.indices, first.values, first.status) if x is not None))
         del raw
         self.phase("launch")
@@ -124,24 +131,7 @@ class TopkTrial:
         return first, result, max(0, peak - result.indices.nbytes)
 
     def _taken(self, raw: Any) -> TopkResult:
-        """A launch's result, copied (a kernel may return the same tensors every time). Raises ValueError: shape, dtype."""
-        result = raw if isinstance(raw, TopkResult) else TopkResult(raw)
-        synchronize(self.problem.device)
-        wide, thin = (self.problem.num_q, self.problem.topk), (self.problem.num_q,)
-        want = {"indices": (wide, torch.int32), "values": (wide, torch.float32), "status": (thin, torch.int32)}
-        copies: dict[str, torch.Tensor | None] = {}
-        for name, (shape, dtype) in want.items():
-            tensor = getattr(result, name)
-            if tensor is None and name != "indices":
-                copies[name] = None
-            elif not isinstance(tensor, torch.Tensor):
-                raise ValueError(f"{name} must be a tensor, the kernel returned {type(tensor).__name__}")
-            elif tuple(tensor.shape) != shape or tensor.dtype != dtype:
-                raise ValueError(f"{name} must be {dtype} {list(shape)}, the kernel returned {tensor.dtype} {list(tensor.shape)}")
-            else:
-                copies[name] = tensor.clone()
-        assert copies["indices"] is not None
-        return TopkResult(copies["indices"], copies["values"], copies["status"], result.logits)
+        return taken(raw, self.problem)
 
     def _own_checks(self, result: TopkResult, first: TopkResult) -> list[Check]:
         """The arm against itself: launched again, on poisoned memory, after another problem; its inputs."""
@@ -153,7 +143,43 @@ class TopkTrial:
         self.phase("launch")
         found.append(self._after_another(result))
         found += self._reads_inputs()
+        found += self._variations(result)
+        found += self._elsewhere(result)
         found.append(self._inputs_unchanged())
+        return found
+
+    def _variations(self, result: TopkResult) -> list[Check]:
+        """The arm on problems whose choice follows from this one's."""
+        found = []
+        every = variations(self.problem, self.kernel.requires, self.band, self.expected.valid, self._score_error)
+        for variation in every:
+            self.phase("launch")
+            try:
+                launched = [taken(made_ready(self.kernel, p)(), p) for p in variation.problems]
+            except Exception as error:
+                found += raised(variation, reason_of(error, self.problem.device))
+                continue
+            found += judged(variation, launched, result, self.band, self.windows, self.kernel.place_free) if launched else []
+            self.missing += variation.missing
+        return found
+
+    def _elsewhere(self, result: TopkResult) -> list[Check]:
+        """The same launch between guard bands; on CUDA beside a busy stream and from a graph."""
+        def same(name: str, got: TopkResult, where: str, verdict: Verdict) -> Check:
+            return self._same(name, got, result, (where, "before"), verdict)
+
+        self.phase("launch")
+        found = [guarded(self.kernel, self.problem, same)]
+        if self.problem.device.type != "cuda":
+            return found
+        launch, declared = self._prepared(), self.kernel.requires.capturable
+        self.phase("launch")
+        found.append(beside_a_busy_stream(launch, self.problem, same))
+        self.phase("launch")
+        if declared:
+            self.missing.append(f"graph-replay: {declared}")
+        else:
+            found.append(replayed_from_a_graph(launch, self.problem, same))
         return found
 
     def _reads_inputs(self) -> list[Check]:
@@ -172,20 +198,24 @@ class TopkTrial:
         return relations.same_choice(name, got, other, self.band, self.windows, labels, verdict)
 
     def _run_to_run(self, result: TopkResult, first: TopkResult) -> Check:
-        launch = self._prepared()
-        raw = [launch() for _ in range(REPEATS)]
-        synchronize(self.problem.device)
-        places = [(x.indices if isinstance(x, TopkResult) else x).data_ptr() for x in (raw[0], raw[-1])]
-        one_buffer = places[0] == places[1]  # then only the last launch is left in it
-        again = [first, *((self._taken(launch()) for _ in range(REPEATS)) if one_buffer else map(self._taken, raw))]
-        told: list[str] = []
-        for number, other in zip([1, *range(3, 3 + REPEATS)], again):
-            check = self._same("run-to-run", other, result, (f"launch {number}", "launch 2"), Verdict.FLAKY)
-            if check.verdict is not Verdict.PASSED:
-                return check
-            told += [check.detail] if check.detail not in told else []
-        how = "one by one, since they share a buffer" if one_buffer else "back to back"
-        check.detail = f"{2 + REPEATS} launches, {REPEATS} of them {how}: {'; '.join(told)}"
+        """The first launch and self.launches back to back, each against the second. As many at a time as there is room for their results;
+        one by one where they share a buffer, in which only the last would be left."""
+        check = self._same("run-to-run", first, result, ("launch 1", "launch 2"), Verdict.FLAKY)
+        if check.verdict is not Verdict.PASSED:
+            return check
+        told = [check.detail]
+        room = free_memory(self.problem.device) // 4
+        group = max(REPEATS, room // max(1, sum(x.nbytes for x in (result.indices, result.values, result.status) if x is not None)))
+        for begin in range(0, self.launches, group):
+            self.phase("launch")
+            again, how = in_a_row(self._prepared(), self.problem, min(group, self.launches - begin))
+            for number, other in enumerate(again, 3 + begin):
+                check = self._same("run-to-run", other, result, (f"launch {number}", "launch 2"), Verdict.FLAKY)
+                if check.verdict is not Verdict.PASSED:
+                    return check
+                told += [check.detail] if check.detail not in told else []
+        in_groups = f", {group} at a time" if self.launches > group else ""
+        check.detail = f"{2 + self.launches} launches, {self.launches} of them {how}{in_groups}: {'; '.join(told)}"
         return check
 
     def _after_another(self, result: TopkResult) -> Check:
@@ -249,21 +279,11 @@ class TopkTrial:
         return [*found, after] if after else found
 
     def _note(self, run: TopkRun) -> str:
-        """What a reader must know: rows that were not simply scanned, and that no row had anything to choose."""
+        """What a reader must know: rows that were not simply scanned, that no row had anything to choose, and relations left out."""
         notes = []
         if set(run.ways) - {"scan"}:
             notes.append(f"rows: {relations.in_words(run.ways)}")
         if not any(check.name == "set" for check in run.checks):
             notes.append("no set check: in every row all valid keys are chosen, or all scores tie")
+        notes += [f"not run: {reason}" for reason in self.missing]
         return "; ".join(notes)
-
-
-def whole_bytes(kernel: TopkKernel) -> Callable[[TopkProblem], int]:
-    """The kernel's memory bound. What it returns raises ValueError where the kernel's function gives no whole number of bytes."""
-    def bound(problem: TopkProblem) -> int:
-        given = kernel.memory(problem)
-        if type(given) is not int or given < 0:
-            raise ValueError(f"memory of {kernel.name} must give a whole number of bytes, it gave {given!r}")
-        return given
-
-    return bound

@@ -1,29 +1,31 @@
 """One arm on one case: what is launched, in which order, and which checks judge it. Runs inside the worker."""
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from arms.kernel import Kernel, Launch, Outputs, make_problem, normalise
+from arms.kernel import Kernel, Launch, Outputs, Problem, make_problem, normalise
 from arms.lengths import backscan_torch
 from cases.inputs import Inputs
 from cases.values import put_nan
 from harness import checks
 from harness.compare import bits_differ
+from harness.diagnose import diagnose
+from harness.guard import poisoned_memory as poisoned_memory  # what judges a launch has it from here
 from harness.lengths import other_backscans, summary
 from harness.localise import Rows, describe_rows, localise
+from harness.metamorphic import busy_stream, cut_at_length, graph_replay, relations, run_to_run, told
 from harness.record import Lengths
 from harness.timing import Timed
+from harness.variations import Subject, copied
 from harness.verdicts import Check, Verdict
 from references.sparse_prefill import Expected, unquantised_out
 
-REPEATS = 3  # launches back to back, after the first
+REPEATS = 3  # launches back to back, after the first, unless told otherwise
 UNQUANTISED_ROWS = 64
-_deterministic = torch._C._set_deterministic_algorithms  # torch's own wrapper imports its compiler: 1.7 s
 _LAUNCHED: set[tuple[str, str]] = set()  # (kernel, source) launched by this process
 
 
@@ -56,10 +58,11 @@ class KernelTrial:
                  phase: Callable[[str], None]) -> None:
         self.kernel, self.inputs, self.expected, self.digests, self.phase = kernel, inputs, expected, digests, phase
         self.problem = make_problem(inputs)
+        self.launches = REPEATS
         self.launch: Launch | None = None
         self.done: dict[str, ArmRun] = {}
         self.buffers: dict[str, int] = {}  # where the last timed call of each arm left its out
-        self.full_width_done = False
+        self.full_width_done = self.cut_done = False
 
     def prepared(self) -> Launch:
         """The kernel's launch callable; built on first use (a first use may compile)."""
@@ -79,13 +82,14 @@ class KernelTrial:
         outputs = self._call(launch, length)
         _LAUNCHED.add((self.kernel.name, source))
         self.phase("launch")
-        rows = describe_rows(handed, self.inputs.valid_entries, self.inputs.valid)
+        rows = describe_rows(handed, self.inputs.valid_entries, self.inputs.valid, self.inputs.indices[:, 0])
         run = ArmRun(source, length, outputs, rows, [], summary(length, rows.topk, self.kernel.promise.pair))
         if source == "metadata" and length is None:
             run.note = "the metadata has another row count than the batch: the guard fell back to none"
         run.checks += self._own_checks(run, launch, handed)
         self.phase("judge")
         run.checks += self._comparisons(run, launch)
+        diagnose(run.checks, outputs, self.inputs, self.expected, handed)
         run.extra = self._unquantised(run)
         self.done[source] = run
         return run
@@ -106,44 +110,45 @@ class KernelTrial:
         if list(self.buffers.values()).count(self.buffers[source]) > 1:  # one buffer for several arms: another one's outputs are left
             last = self.prepared()(self.done[source].length)
         pairs = zip(checks.NAMES, normalise(last, self.kernel.convention), self.done[source].outputs)
-        stale = [name for name, a, b in pairs if bool(bits_differ(a, b).any())]
+        stale = {name: bad for name, a, b in pairs if bool((bad := bits_differ(a, b)).any())}
         if stale:
-            return Check("timed-output", Verdict.FLAKY, f"{' and '.join(stale)} of the last timed call differ from the checked ones")
+            return Check("timed-output", Verdict.FLAKY, f"{' and '.join(stale)} of the last timed call differ from the checked ones",
+                         where=localise(next(iter(stale.values())), self.done[source].rows))
         return Check("timed-output", Verdict.PASSED, "the last timed call gave what was checked")
 
     def _call(self, launch: Launch, length: torch.Tensor | None) -> Outputs:
-        outputs = normalise(launch(length), self.kernel.convention)
+        return self._finish(self._normalised(launch)(length), self.problem)
+
+    def _normalised(self, launch: Launch) -> Launch:
+        return lambda length: normalise(launch(length), self.kernel.convention)
+
+    def _finish(self, outputs: Outputs, problem: Problem) -> Outputs:
         synchronize(self.inputs.device)
-        check_shapes(outputs, self.inputs)
-        return outputs[0].clone(), outputs[1].clone(), outputs[2].clone()  # a kernel may return the same tensors every time
+        check_shapes(outputs, problem)
+        return copied(outputs)  # a kernel may return the same tensors every time
+
+    def _relations(self, run: ArmRun, subject: Subject) -> list[Check]:
+        """The arm against itself on variations of the problem, on poisoned memory, between guard bands, and on CUDA under stress."""
+        found = relations(subject)
+        if run.length is not None and not self.cut_done:
+            self.cut_done = True
+            found += told("cut-at-length", lambda: cut_at_length(subject))
+        if self.inputs.device.type == "cuda":
+            self.phase("launch")
+            found.append(busy_stream(subject))
+            self.phase("launch")
+            why = self.kernel.requires.capturable
+            found += [] if why else [graph_replay(subject)]
+            run.note = "; ".join(filter(None, [run.note, why and f"not run: graph-replay: {why}"]))
+        return found
 
     def _own_checks(self, run: ArmRun, launch: Launch, handed: torch.Tensor | None) -> list[Check]:
-        """The arm against itself: back to back, on poisoned memory, after another problem, with NaN in kv; its inputs."""
-        found = [self._run_to_run(run, launch), self._written(run), self._after_another(run, launch), self._nan_leak(run),
-                 self._inputs_unchanged(run, handed)]
+        """The arm against itself: back to back, after another problem, with NaN in kv, on variations of the problem; its inputs."""
+        subject = Subject(self.kernel, self.inputs, self.expected, self.problem, run.length, run.outputs, run.rows,
+                          lambda problem: self._normalised(self.kernel.prepare(problem)), self._finish, self.phase)
+        found = [run_to_run(subject, self._normalised(launch), self.launches), self._after_another(run, launch), self._nan_leak(run),
+                 *self._relations(run, subject), self._inputs_unchanged(run, handed)]
         return [check for check in found if check]
-
-    def _run_to_run(self, run: ArmRun, launch: Launch) -> Check:
-        again = [normalise(launch(run.length), self.kernel.convention) for _ in range(REPEATS)]
-        synchronize(self.inputs.device)
-        one_buffer = again[0][0].data_ptr() == again[-1][0].data_ptr()  # then only the last launch is left in it
-        if one_buffer:
-            again = [self._call(launch, run.length) for _ in range(REPEATS)]
-        for number, outputs in enumerate(again, 2):
-            check = checks.same("run-to-run", outputs, run.outputs, run.rows, (f"launch {number}", "launch 1"), Verdict.FLAKY, bits=True)
-            if check.verdict is not Verdict.PASSED:
-                return check
-        how = "one by one, since they share a buffer" if one_buffer else "back to back"
-        check.detail = f"{1 + REPEATS} launches, {REPEATS} of them {how}, bitwise equal"
-        return check
-
-    def _written(self, run: ArmRun) -> Check:
-        with poisoned_memory():  # prepared again: its buffers may have been made there
-            outputs = self._call(self.kernel.prepare(self.problem), run.length)
-        check = checks.same("written", outputs, run.outputs, run.rows, ("on poisoned memory", "before"))
-        if check.verdict is Verdict.PASSED:
-            check.detail = "every element written over NaN"
-        return check
 
     def _nan_leak(self, run: ArmRun) -> Check | None:
         """Fill with NaN every kv row that no valid entry names, and the first and the last one, where clamped pads end up:
@@ -260,23 +265,10 @@ def made_ready(kernel: Any, problem: Any) -> Any:
     return launch
 
 
-def check_shapes(outputs: Any, inputs: Inputs) -> None:
-    """Raise ValueError unless the outputs are out bf16 [s_q, h_q, 512] and two fp32 [s_q, h_q]."""
-    pair = (inputs.case.s_q, inputs.case.h_q)
+def check_shapes(outputs: Any, inputs: Inputs | Problem) -> None:
+    """Raise ValueError unless the outputs are out bf16 [s_q, h_q, 512] and two fp32 [s_q, h_q], of q's rows and heads."""
+    pair = tuple(inputs.q.shape[:2])
     want = (((*pair, 512), torch.bfloat16), (pair, torch.float32), (pair, torch.float32))
     for name, tensor, (shape, dtype) in zip(checks.NAMES, outputs, want):
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise ValueError(f"{name} must be {dtype} {list(shape)}, the kernel returned {tensor.dtype} {list(tensor.shape)}")
-
-
-@contextlib.contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Every tensor made without values inside the block starts as NaN (torch's own deterministic fill, at ATen level,
-    so that a C++ extension's at::empty is filled as well)."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    _deterministic(True, warn_only=True)
-    try:
-        yield
-    finally:
-        _deterministic(before[0], warn_only=before[1])

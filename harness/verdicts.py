@@ -22,6 +22,21 @@ class Verdict(str, enum.Enum):
 SOURCES = ("none", "backscan", "metadata")
 """The topk_length sources, in the order in which the arms are run (arms/lengths.py derives them)."""
 
+CHECKS = {
+    "sparse_prefill": (
+        "run-to-run", "written", "after-another", "nan-leak", "inputs-unchanged", "indices-permuted", "padded", "cut-at-length",
+        "rows-permuted", "batch-split", "q-scaled", "unnamed-changed", "guards", "busy-stream", "graph-replay", "reference", "sentinels",
+        "lengths", "backscan-vs-metadata", "none-vs-backscan", "none-vs-metadata", "full-width", "timed-output"),
+    "indexer_topk": (
+        "run-to-run", "written", "after-another", "reads-inputs", "inputs-unchanged", "rows-permuted", "batch-split", "weights-scaled",
+        "request-duplicated", "request-shifted", "keys-appended", "guards", "busy-stream", "graph-replay", "shape", "set", "nan-chosen",
+        "own-scores", "values", "status", "memory", "dense-vs-litetopk", "downstream", "timed-output"),
+}
+"""The names of all checks there are, by family; tests/test_mutants.py holds them against what is emitted."""
+
+CUDA_CHECKS = ("busy-stream", "graph-replay")
+"""Checks that a CPU run does not have."""
+
 SEVERITY = list(Verdict)
 """From harmless to worst: an arm's verdict is the worst of its checks'."""
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from arms.broken.fault import FAULTS
 from arms.kernel import KERNELS, load_file, load_package
 from cases import Case, parse_case
 from cases.counter import digest
@@ -78,8 +79,13 @@ class Worker:
                 "name": kernel.name, "family": kernel.family, "arms": list(kernel.arms),
                 "version": version_of(kernel.requires.distribution), "why_not": why, "imports": kernel.requires.entry,
                 "requires": availability.requirements(kernel), "promise": kernel.promises(None if why else self.device),
-                "refused": refused})
+                "fits": dataclasses.asdict(availability.fits(kernel)), "refused": refused,
+                "limits": [dataclasses.asdict(limit) for limit in kernel.requires.limits]})
         self.send("described", device=str(self.device), machine=describe_machine(self.device), kernels=kernels)
+
+    def faults(self) -> None:
+        """Answer with what every kernel of arms/broken that is registered is there for."""
+        self.send("faults", faults=[dataclasses.asdict(fault) for fault in FAULTS.values()])
 
     def probe(self, name: str) -> None:
         """Import one kernel's package: answer why that fails, and why it has a none arm alone. Both "" if neither."""
@@ -88,9 +94,10 @@ class Worker:
         self.send("probed", problem=problem, none_only="" if problem else availability.no_length(KERNELS[name]))
 
     def run_case(self, text: str, name: str, arms: list[str], contract: str, samples: int, fp64: bool,
-                 time_wrong: bool) -> None:
+                 time_wrong: bool, launches: int) -> None:
         """Run arms of one kernel on one case of its family, then time those that passed; with time_wrong also those whose answer is
-        wrong. Sends a `checked` record for each, with `timed`: whether its time is to come."""
+        wrong. launches: how many run-to-run makes back to back, 0 for the family's own number. Sends a `checked` record for each, with
+        `timed`: whether its time is to come."""
         kernel, case = KERNELS[name], parse_case(text)
         if case.family != kernel.family:
             raise ValueError(f"{name} is a kernel of {kernel.family}, {text} is no case of it")
@@ -98,16 +105,21 @@ class Worker:
         current = [""]
         trial = FAMILIES[kernel.family].trial(kernel, self.inputs, self.expected, self.digests,
                                               lambda phase: self.phase(current[0], phase))
+        trial.launches = launches or trial.launches
         to_time: list[str] = []
+        spoiled = False
         for arm in arms:
             current[0] = f"{name}/{arm}"
             record = self._arm(trial, arm, current[0], text)
+            spoiled |= has_spoiled(record)
             timed = bool(contract) and (record.verdict is Verdict.PASSED or (time_wrong and bool(record.checks)))
             self.send("checked", record=dataclasses.asdict(record), timed=timed)
             if timed:
                 to_time.append(arm)
         if to_time:
             self._time(trial, name, to_time, contract, samples)
+        if spoiled:
+            self.case = None  # the next kernel on this case gets inputs of its own
         self.send("done")
 
     def _make(self, case: Case, fp64: bool) -> None:
@@ -189,6 +201,11 @@ def _kept(timed: Timed, last: dict[str, Any], arm: str) -> Timed:
         last[arm] = timed.launch(length)
 
     return Timed(timed.derive, launch)
+
+
+def has_spoiled(record: Record) -> bool:
+    """Whether an arm may have left the case's inputs other than they were: it says so, or it ended where they were rewritten."""
+    return not record.checks or any(c.name == "inputs-unchanged" and c.verdict is not Verdict.PASSED for c in record.checks)
 
 
 def requests(file: Any) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ import functools
 import itertools
 
 import pytest
+from faults import Judged, run_fault
 from trials import run_arms
 
 import arms.broken.sparse_prefill_state as broken
@@ -15,16 +16,15 @@ from arms.broken.fault import FAULTS
 from arms.broken.problems import FULL, HALF, POISON
 from arms.kernel import KERNELS, load_package
 from harness.trial import ArmRun
-from harness.verdicts import Verdict
+from harness.verdicts import CHECKS, CUDA_CHECKS, Verdict
 
 load_package("arms.broken")
 
-IN_THE_WORKER = {"timed-output", "raises"}
-"""Faults that show in the timed loop (tests of the worker), or by refusing the outputs (below)."""
-CAUGHT = {name: fault for name, fault in FAULTS.items() if fault.family == "sparse_prefill" and fault.check not in IN_THE_WORKER}
+ELSEWHERE = {"timed-output", "raises", *CUDA_CHECKS}
+"""Faults that show in the timed loop (tests of the worker), by refusing the outputs (below), or on CUDA alone (test_stress.py)."""
+CAUGHT = {name: fault for name, fault in FAULTS.items() if fault.family == "sparse_prefill" and fault.check not in ELSEWHERE}
 FLAKY = {"run-to-run"}
-EMITTED = {"reference", "sentinels", "lengths", "backscan-vs-metadata", "none-vs-metadata", "none-vs-backscan", "full-width",
-           "run-to-run", "inputs-unchanged", "written", "nan-leak", "after-another"}
+EMITTED = set(CHECKS["sparse_prefill"]) - {"timed-output", *CUDA_CHECKS}
 CASES = sorted({fault.case for fault in CAUGHT.values()} | {POISON})
 
 
@@ -32,7 +32,7 @@ CASES = sorted({fault.case for fault in CAUGHT.values()} | {POISON})
 def launches_counted_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some faults depend on the number of the launch: it must not depend on which tests ran before."""
     monkeypatch.setattr(broken, "_launches", itertools.count())
-    monkeypatch.setattr(broken, "_served", itertools.count())
+    monkeypatch.setattr(broken, "_served", [])
     monkeypatch.setattr(broken, "_workspace", {})
 
 
@@ -41,7 +41,7 @@ def unbroken(text: str) -> dict[str, ArmRun]:
     return run_arms("torch_blocks", text)
 
 
-def caught_by(runs: dict[str, ArmRun]) -> dict[str, set[Verdict]]:
+def caught_by(runs: dict[str, ArmRun] | dict[str, Judged]) -> dict[str, set[Verdict]]:
     """Check: its verdicts other than PASSED, over the arms."""
     found: dict[str, set[Verdict]] = {}
     for run in runs.values():
@@ -59,7 +59,7 @@ def test_table_holds_every_broken_kernel() -> None:
 @pytest.mark.parametrize("name", CAUGHT)
 def test_fault_is_caught_by_its_check(name: str) -> None:
     fault = CAUGHT[name]
-    verdicts = caught_by(run_arms(name, fault.case))
+    verdicts = caught_by(run_fault(name))
     for check in (fault.check, *fault.also):
         assert verdicts.get(check) == {Verdict.FLAKY if check in FLAKY else Verdict.FAILED}, verdicts
 
@@ -75,7 +75,7 @@ def test_every_check_catches_a_fault_and_is_run_on_the_unbroken_kernel() -> None
 
 
 def test_nan_of_an_unnamed_key_shows_in_a_case_that_is_poisoned_itself() -> None:
-    assert caught_by(run_arms("broken_nan_of_unnamed_key", POISON)).keys() == {"nan-leak", "reference"}
+    assert caught_by(run_arms("broken_nan_of_unnamed_key", POISON)).keys() == {"nan-leak", "reference", "unnamed-changed"}
 
 
 def test_a_failure_names_the_rows_that_the_fault_touches() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
+from profiles import many
 
 from cases import CaseError, SparsePrefillCase, format_case, load_suite, parse_case, suite_names
 from cases.strategies import sparse_prefill_cases
@@ -51,7 +52,7 @@ MESSAGES = {
 }
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=many(300))
 @given(sparse_prefill_cases(max_work=1 << 24))
 @example(SparsePrefillCase())
 @example(EXTREMES)

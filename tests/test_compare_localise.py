@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from arms.kernel import BITWISE, Outputs, SkipPromise
 from harness import checks
 from harness.compare import bits_differ, margin, ulp_distance, ulp_histogram, values_differ
-from harness.localise import Rows, explain, localise, ranges
+from harness.localise import Rows, best_fit, describe_rows, explain, localise, ranges
 from harness.verdicts import Check, Verdict
 
 INF, NAN = math.inf, math.nan
@@ -115,6 +115,45 @@ def test_a_boundary_that_explains_most_is_named_with_its_share() -> None:
     bad[[2, 4, 6, 9, 0]] = True  # the partial blocks, and one more
     assert explain(bad, rows_with(LENGTHS)) == ("pattern: rows whose length is no multiple of 64 (partial block); "
                                                 "it explains 80% of the bad rows, 80% overlap")
+
+
+def test_borders_between_rows_by_number_must_fit_well() -> None:
+    """On a few rows one of them fits nearly anything by half."""
+    rows = rows_with([512] * 12)
+    bad = torch.arange(12) >= 8
+    assert explain(bad, rows) == "pattern: rows from 8 on; it explains 100% of the bad rows, 100% overlap"
+    assert explain(torch.arange(12) == 0, rows).startswith("pattern: the first row;")
+    assert explain(torch.arange(12) % 2 == 1, rows).startswith("pattern: every other row, from row 1;")
+    assert explain(torch.tensor([False, True, False, True] * 2 + [True, False, False, False]), rows) == ""
+
+
+def test_masked_entries_and_wild_indices_make_rows_of_their_own() -> None:
+    entries = torch.tensor([[1, 2, 3, -1], [1, 2, 9, 3], [1, 2, 3, 4], [-1, 1, 2, 3], [1, 2, 3, 4]])
+    counts = (entries >= 0) & (entries < 5)
+    rows = describe_rows(torch.tensor([3, 4, 4, 4, 2]), counts, torch.tensor([3, 4, 4, 4, 4]), entries)
+    assert rows.has_pads is not None and rows.has_pads.tolist() == [False, True, False, True, False]
+    assert rows.has_outside is not None and rows.has_outside.tolist() == [False, True, False, False, False]
+    assert explain(torch.tensor([False, True, False, True, False]), rows).startswith("pattern: rows with a hole;")
+    assert explain(rows.has_outside, rows).startswith("pattern: rows with an index that is no key before the length;")
+
+
+def test_a_border_of_heads_or_columns_is_named_where_ranges_do_not_show_it() -> None:
+    bad = torch.zeros(3, 128, 512, dtype=torch.bool)
+    bad[:, 64:, 256:] = True
+    bad[:, 70] = bad[:, 99] = False
+    bad[..., 300] = False
+    lines = localise(bad, rows_with([512] * 3))
+    assert lines[1:] == ["heads 64..69, 71..98, 100..127 (62 of 128)",
+                         "pattern: heads from 64 on; it explains 100% of the bad heads, 97% overlap",
+                         "columns 256..299, 301..511 (255 of 512)",
+                         "pattern: columns from 256 on; it explains 100% of the bad columns, 100% overlap"]
+
+
+def test_a_set_that_holds_everything_is_no_border() -> None:
+    bad = torch.tensor([True, True, True, False])
+    assert best_fit(bad, {"everything": torch.ones(4, dtype=torch.bool)}) == ""
+    assert best_fit(bad, {"everything": torch.ones(4, dtype=torch.bool), "half": bad & ~bad.roll(1)}, least=0.3, what="things") == (
+        "pattern: half; it explains 33% of the things, 33% overlap")
 
 
 def test_nothing_is_claimed_where_no_boundary_fits_or_every_row_is_bad() -> None:

@@ -17,10 +17,11 @@ from cases import CaseError, IndexerTopkCase, SparsePrefillCase, family_of, form
 from cases.families import FAMILIES as CASE_FAMILIES
 from cases.suites import override_all
 from harness import availability, verdicts
+from harness.asking import contract_of, seconds_allowed
 from harness.client import WorkerOptions
 from harness.families import FAMILIES
 from harness.runfolder import RunFolder
-from harness.runner import cases_of, contract_of, describe, seconds_allowed
+from harness.runner import cases_of, describe
 from harness.verdicts import Verdict
 
 CPU = torch.device("cpu")

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import example, given, settings
+from profiles import many
 
 from cases import CaseError, IndexerTopkCase, format_case, load_suite, parse_case
 from cases.indexer_topk import MOST_KEYS, MOST_ROWS, PLACES, SCALES, TIES, VALUES, WEIGHTS
@@ -35,7 +36,7 @@ MESSAGES = {
 }
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=many(300))
 @given(indexer_topk_cases(max_work=1 << 24))
 @example(IndexerTopkCase())
 @example(EXTREMES)
@@ -74,10 +75,10 @@ def test_places() -> None:
     assert IndexerTopkCase().places == ()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=many(100))
 @given(indexer_topk_cases())
 def test_strategy_stays_within_its_work(case: IndexerTopkCase) -> None:
-    assert case.num_q * case.s_kv * case.h <= 1 << 20 and case.num_q <= 64 and case.s_kv <= 4100
+    assert case.num_q * case.s_kv * case.h <= 1 << 20
 
 
 def test_suites_hold_what_they_are_for() -> None:

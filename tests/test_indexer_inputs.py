@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
+from profiles import many
 
 from cases import IndexerTopkCase, indexer_values, parse_case
 from cases.indexer_inputs import IndexerInputs, make_indexer_inputs, make_windows
@@ -87,7 +88,7 @@ def test_values_made_in_chunks_are_the_same(text: str, monkeypatch: pytest.Monke
     assert make_indexer_inputs(case, CPU).digests() == whole
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=many(100))
 @given(indexer_topk_cases(max_work=1 << 18))
 def test_tensors_have_the_shapes_and_windows_that_arms_accept(case: IndexerTopkCase) -> None:
     inputs = make_indexer_inputs(case, CPU)

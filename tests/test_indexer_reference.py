@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from hypothesis import given, settings
+from profiles import many
 from topk_references import EXACT, ROUNDED, case_of, expected_of, hopper_scores, inputs_of, same, unmasked
 
 import references.indexer_topk as module
@@ -77,7 +78,7 @@ def test_scores_have_the_same_bits_whichever_rows_are_asked_for(body: str, monke
     torch.testing.assert_close(one.scores(0, case.num_q).float(), whole, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=many(60))
 @given(indexer_topk_cases(max_work=1 << 18))
 def test_what_is_expected_of_any_case_is_consistent(case: IndexerTopkCase) -> None:
     inputs = make_indexer_inputs(case, "cpu")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
+from profiles import many
 
 from arms.lengths import backscan_torch
 from cases import SparsePrefillCase, parse_case, values
@@ -86,7 +87,7 @@ def test_digest_sees_two_words_change_places() -> None:
 # --- indices ----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=many(120))
 @given(sparse_prefill_cases(max_work=1 << 14))
 def test_indices_hold_to_their_plan(case: SparsePrefillCase) -> None:
     """Whatever the case: in the window and unique before the valid count, the tail's own kind after it."""

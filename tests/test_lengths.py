@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
+from profiles import many
 from trials import inputs_of
 
 from arms.lengths import SOURCES, backscan, backscan_torch, metadata_lengths
@@ -70,7 +71,7 @@ def test_backscan(name: str) -> None:
         assert got.tolist() == [want] and got.dtype == torch.int32
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=many(60))
 @given(sparse_prefill_cases(max_work=1 << 13))
 def test_backscan_is_the_naive_scan_and_never_cuts_a_valid_key(case: object) -> None:
     rows = indices(case, row_plan(case, torch.device("cpu")))[:, 0]  # type: ignore[arg-type]

@@ -9,9 +9,10 @@ import pytest
 from processes import FAULTY, ROOT, TINY, TINY_TOPK, invoke, threearm
 
 from harness import cli, options
+from harness.asking import Settings
 from harness.client import WorkerOptions
 from harness.record import Record
-from harness.runner import Settings, describe
+from harness.runner import describe
 from harness.verdicts import Verdict
 
 
@@ -48,8 +49,8 @@ def test_progress_is_told_in_a_log_now_and_then(tmp_path: Path, monkeypatch: pyt
 
 def test_lines_of_progress_are_apart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 29.0, 30.0, 30.0, 59.0, 61.0, 61.0])
-    monkeypatch.setattr(cli, "monotonic", lambda: next(times))
-    told = cli.NowAndThen(30.0)
+    monkeypatch.setattr(options, "monotonic", lambda: next(times))
+    told = options.NowAndThen(30.0)
     for number in range(4):
         told.say(f"line {number}")
     captured = capsys.readouterr()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import many
 from topk_problems import FP8, assert_right, best, one_thread, problem, steered
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -171,7 +172,7 @@ def test_rows_of_no_request_are_exact_too() -> None:
         assert_right(wrong, run_small(wrong), smallest=True)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=many(150))
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 250)), min_size=1, max_size=2), st.integers(1, 60), st.integers(0, 10**6),
        st.booleans(), st.sampled_from([2, 3, 7, 255, 256, 257]), st.sampled_from(["safe", "margin"]),
        st.sampled_from(["strided", "prefix", "shared"]), st.sampled_from([0, 1, 3]), st.integers(0, 3), st.integers(1, 64))

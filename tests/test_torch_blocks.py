@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from profiles import many
 from trials import inputs_of, launch, run_arms
 
 from arms.kernel import Outputs, Problem, make_problem
@@ -115,7 +116,7 @@ def test_a_live_tail_is_cut_by_the_length_and_read_without_it() -> None:
     assert bool(values_differ(cut[0], read[0]).any())
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=many(40), suppress_health_check=[HealthCheck.too_slow])
 @given(sparse_prefill_cases(max_work=1 << 12))
 def test_it_passes_every_check_on_any_case(case: SparsePrefillCase) -> None:
     """A right kernel fails on no case: what the checks say of others is then theirs. VACUOUS: scores so high that fp8 loses them."""

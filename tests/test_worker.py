@@ -13,10 +13,11 @@ from processes import FAULTY, MARK, TINY, left_behind, new_mark
 
 from cases import parse_case
 from cases.suites import override
+from harness.asking import Settings
 from harness.client import Unfit, WorkerDied, WorkerOptions, WorkerProcess
 from harness.record import Record
 from harness.runfolder import RunFolder, RunInfo
-from harness.runner import Runner, Settings, describe
+from harness.runner import Runner, describe
 from harness.verdicts import SOURCES, Verdict
 
 DEATHS = {  # deadly.py: s_q of the case in which its none arm dies
@@ -151,7 +152,8 @@ def test_an_exception_is_one_arm_s_failure(deaths: Outcome, s_q: int) -> None:
 def test_what_a_kernel_prints_forges_nothing(deaths: Outcome) -> None:
     record = deaths.records["deadly", rows(FORGES), "none"]
     assert record.verdict is Verdict.FAILED
-    assert {check.name for check in record.checks if check.verdict is not Verdict.PASSED} == {"reference"}
+    wrong = {check.name for check in record.checks if check.verdict is not Verdict.PASSED}
+    assert wrong == {"reference", "batch-split"}  # what it does depends on the number of rows
     assert '"verdict": "PASSED"' in deaths.log  # it did print
 
 

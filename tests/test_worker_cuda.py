@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.asking import Settings
 from harness.client import WorkerOptions, default_memory
 from harness.record import Record
 from harness.runfolder import RunFolder, RunInfo, now
-from harness.runner import Runner, Settings, describe
+from harness.runner import Runner, describe
 from harness.verdicts import Verdict
 
 CASE = "sparse_prefill:s_q=4,h_q=2,topk=128"

@@ -23,14 +23,14 @@ def lowest_chosen(p: TopkProblem) -> torch.Tensor:
     return torch.where(result.indices >= 0, result.values, torch.inf).amin(1, keepdim=True)
 
 
-@broken("gate_of_request_0", "shape", SHIFTED)
+@broken("gate_of_request_0", "shape", SHIFTED, reports=("LT2",), boundary="the gate of the first row for all")
 def gate_of_request_0(p: TopkProblem) -> TopkResult:
     """The threshold is calibrated on the first row, and holds for every request."""
     scores = logits(p)
     return only(p, scores, scores >= lowest_chosen(p)[:1])
 
 
-@broken("gate_counts_twice", "shape", PLAIN)
+@broken("gate_counts_twice", "shape", PLAIN, reports=("LT5",), boundary="the second half of the ranks")
 def gate_counts_twice(p: TopkProblem) -> TopkResult:
     """A rescan adds to the first scan's counts: the threshold passes the k-th, and half of the members stay away."""
     result = right(p)
@@ -39,7 +39,8 @@ def gate_counts_twice(p: TopkProblem) -> TopkResult:
     return TopkResult(torch.where((place < half[:, None]) | (p.ke - p.ks <= p.topk)[:, None], result.indices, -1))
 
 
-@broken("gate_of_a_short_sample", "shape", "indexer_topk:requests=4/400,topk=64,values=descending")
+@broken("gate_of_a_short_sample", "shape", "indexer_topk:requests=4/400,topk=64,values=descending", reports=("LT11",),
+        boundary="a gate at the lowest of the first topk / 2 keys")
 def gate_of_a_short_sample(p: TopkProblem) -> TopkResult:
     """Calibrated on the first topk/2 keys: what scores below them all is lost, however few are left."""
     scores = logits(p)
@@ -48,7 +49,7 @@ def gate_of_a_short_sample(p: TopkProblem) -> TopkResult:
     return only(p, scores, scores >= torch.where(sample & ~scores.isnan(), scores, torch.inf).amin(1, keepdim=True))
 
 
-@broken("full_buffer_drops_silently", "set", RISING)
+@broken("full_buffer_drops_silently", "set", RISING, reports=("LT4",), boundary="the window's first 4 * topk keys alone")
 def full_buffer_drops_silently(p: TopkProblem) -> TopkResult:
     """All pass the gate; the first 4 * topk in order of position are kept."""
     scores = logits(p)
@@ -56,7 +57,7 @@ def full_buffer_drops_silently(p: TopkProblem) -> TopkResult:
     return only(p, scores, inside & (inside.cumsum(1) <= 4 * p.topk) | ~inside)
 
 
-@broken("tie_buffer_overflows", "set", LONG)
+@broken("tie_buffer_overflows", "set", LONG, boundary="a tie buffer of 1 * topk keys")
 def tie_buffer_overflows(p: TopkProblem) -> TopkResult:
     """Candidates in the coarse bin of the k-th score (8 bits of it) are kept in a buffer of topk, the first to come."""
     scores = logits(p)
@@ -65,7 +66,7 @@ def tie_buffer_overflows(p: TopkProblem) -> TopkResult:
     return only(p, scores, ~in_bin | (in_bin.cumsum(1) <= p.topk))
 
 
-@broken("flat_row_emits_nothing", "shape", FLAT)
+@broken("flat_row_emits_nothing", "shape", FLAT, reports=("LT1",), boundary="rows whose scores are all equal left empty")
 def flat_row_emits_nothing(p: TopkProblem) -> TopkResult:
     """A span floored at 1e-20 makes the slope explode where all scores are equal."""
     scores = logits(p)
@@ -74,7 +75,7 @@ def flat_row_emits_nothing(p: TopkProblem) -> TopkResult:
     return only(p, scores, (high.amax(1) - low.amin(1) >= 1e-20)[:, None].expand_as(scores))
 
 
-@broken("boundary_ranked_by_16_bits", "set", LONG)
+@broken("boundary_ranked_by_16_bits", "set", LONG, boundary="ranked by bf16 inside the bucket of the k-th score")
 def boundary_ranked_by_16_bits(p: TopkProblem) -> TopkResult:
     """Above the bucket of the k-th score exact, inside it ranked by a 16-bit value, as the published SM100 kernel does."""
     scores = logits(p)
@@ -113,7 +114,7 @@ def values_rounded(p: TopkProblem) -> TopkResult:
 # --- certificates -----------------------------------------------------------------------------------------------------
 
 
-@broken("certifies_what_is_wrong", "status", RISING)
+@broken("certifies_what_is_wrong", "status", RISING, reports=("LT4",), boundary="the window's first 2 * topk keys alone")
 def certifies_what_is_wrong(p: TopkProblem) -> TopkResult:
     scores = logits(p)
     inside = scores > -torch.inf
@@ -121,14 +122,14 @@ def certifies_what_is_wrong(p: TopkProblem) -> TopkResult:
     return TopkResult(result.indices, status=torch.full((p.num_q,), SCAN, dtype=torch.int32, device=p.device))
 
 
-@broken("gives_up_the_last_row", "status", PLAIN)
+@broken("gives_up_the_last_row", "status", PLAIN, boundary="the last row of the batch")
 def gives_up_the_last_row(p: TopkProblem) -> TopkResult:
     indices, status = right(p).indices, torch.full((p.num_q,), SCAN, dtype=torch.int32, device=p.device)
     indices[-1], status[-1] = -1, FAILED
     return TopkResult(indices, status=status)
 
 
-@broken("gives_up_and_keeps_keys", "status", PLAIN)
+@broken("gives_up_and_keeps_keys", "status", PLAIN, boundary="the last row of the batch")
 def gives_up_and_keeps_keys(p: TopkProblem) -> TopkResult:
     status = torch.full((p.num_q,), SCAN, dtype=torch.int32, device=p.device)
     status[-1] = FAILED
@@ -138,7 +139,7 @@ def gives_up_and_keeps_keys(p: TopkProblem) -> TopkResult:
 # --- memory, state, determinism, inputs -------------------------------------------------------------------------------
 
 
-@broken("pads_unwritten", "written", SHORT)
+@broken("pads_unwritten", "written", SHORT, boundary="rows with fewer keys than topk")
 def pads_unwritten(p: TopkProblem) -> TopkResult:
     result = right(p)
     indices = torch.empty_like(result.indices)
@@ -161,7 +162,7 @@ def status_unwritten(p: TopkProblem) -> TopkResult:
     return TopkResult(right(p).indices, status=torch.where(status == torch.iinfo(torch.int32).max, status, SCAN))
 
 
-@broken("holds_all_scores", "memory", LONG, memory=lambda p: 8 * p.num_q * p.topk + (1 << 16))
+@broken("holds_all_scores", "memory", LONG, memory=lambda p: 8 * p.num_q * p.topk + (1 << 16), reports=("ML10",))
 def holds_all_scores(p: TopkProblem) -> TopkResult:
     """A LiteTopk in name: the [num_q, s_kv] logits exist, and the bound that it declares says they do not."""
     return right(p)
@@ -181,7 +182,7 @@ def keeps_a_workspace(p: TopkProblem) -> TopkResult:
 _launches = itertools.count()
 
 
-@broken("races", "run-to-run", PLAIN)
+@broken("races", "run-to-run", PLAIN, reports=("ML1", "LT6", "TK17"), boundary="the last row of the batch")
 def races(p: TopkProblem) -> TopkResult:
     """Every fourth launch loses the best key of the last row."""
     scores = logits(p)
@@ -209,7 +210,7 @@ def writes_its_windows(p: TopkProblem) -> TopkResult:
 _threshold: dict[tuple[int, int], torch.Tensor] = {}
 
 
-@broken("threshold_of_the_launch_before", "after-another", ONE)
+@broken("threshold_of_the_launch_before", "after-another", ONE, reports=("LT9",))
 def threshold_of_the_launch_before(p: TopkProblem) -> TopkResult:
     """The gate begins where the last launch on this shape ended, as a carry that is not keyed by the request would."""
     scores = logits(p)
@@ -221,7 +222,7 @@ def threshold_of_the_launch_before(p: TopkProblem) -> TopkResult:
 _workspace: dict[tuple[int, ...], torch.Tensor] = {}
 
 
-@broken("tail_of_the_launch_before", "after-another", SHORT)
+@broken("tail_of_the_launch_before", "after-another", SHORT, boundary="rows with fewer keys than topk")
 def tail_of_the_launch_before(p: TopkProblem) -> TopkResult:
     """Keeps one indices per shape, -1 at first, and writes the keys of a row but not its pads."""
     indices = right(p).indices
@@ -230,14 +231,16 @@ def tail_of_the_launch_before(p: TopkProblem) -> TopkResult:
     return TopkResult(kept.clone())
 
 
-_served = itertools.count()
+_served: list[TopkProblem] = []  # the problem of the launches that came in a row, once for each
 
 
-@broken("cached_after_20_topk_launches", "timed-output", PLAIN)
+@broken("cached_after_20_topk_launches", "timed-output", PLAIN, reports=("HT16",))
 def cached_after_20_topk_launches(p: TopkProblem) -> TopkResult:
-    """Right while it is checked; later launches give the first row's keys to all."""
+    """Right while it is checked, where other problems come between; the launches after 20 on one problem give the first row's keys to
+    all."""
     indices = right(p).indices
-    return TopkResult(indices if next(_served) % 60 < 20 else indices[:1].expand_as(indices).contiguous())
+    _served[:] = [*(before for before in _served if before is p), p]
+    return TopkResult(indices if len(_served) <= 20 else indices[:1].expand_as(indices).contiguous())
 
 
 @broken("wrong_width", "raises", PLAIN)

@@ -8,7 +8,7 @@ import torch
 from arms.broken.fault import Fault, declare
 from arms.kernel import Launch, Outputs, Problem, SkipPromise, sparse_prefill_kernel
 from arms.lengths import SOURCES, Source
-from arms.sparse_prefill.torch_blocks import attention
+from arms.sparse_prefill.torch_blocks import REQUIRES, attention
 from arms.topk import TopkLaunch, TopkProblem, TopkResult, indexer_topk_kernel, no_bound
 from cases.inputs import Inputs
 
@@ -26,7 +26,7 @@ def broken(name: str, check: str, case: str, promise: SkipPromise = SkipPromise(
         def prepare(problem: Problem) -> Launch:
             return lambda length: launch(problem, length)
 
-        sparse_prefill_kernel(f"broken_{name}", promise=promise)(prepare)
+        sparse_prefill_kernel(f"broken_{name}", requires=REQUIRES, promise=promise)(prepare)
         return launch
 
     return register
@@ -38,28 +38,28 @@ def broken_source(name: str, check: str, case: str, source: str, derive: Callabl
     declare(Fault(f"broken_{name}", "sparse_prefill", check, case, (), boundary, reports))
     replaced = {**SOURCES, source: Source(lambda inputs: lambda: derive(inputs))}
 
-    @sparse_prefill_kernel(f"broken_{name}", sources=replaced)
+    @sparse_prefill_kernel(f"broken_{name}", requires=REQUIRES, sources=replaced)
     def prepare(problem: Problem) -> Launch:
         return lambda length: attention(problem, length)
 
 
 def broken_topk(name: str, check: str, case: str, memory: Callable[[TopkProblem], int] = no_bound, also: tuple[str, ...] = (),
-                boundary: str = "", reports: tuple[str, ...] = ()) -> Callable[[WrongChoice], WrongChoice]:
-    """Register a wrong launch of indexer_topk as kernel `broken_<name>`, a litetopk arm; the rest as in Fault."""
+                boundary: str = "", reports: tuple[str, ...] = (), arm: str = "litetopk") -> Callable[[WrongChoice], WrongChoice]:
+    """Register a wrong launch of indexer_topk as kernel `broken_<name>`, a litetopk or a dense arm; the rest as in Fault."""
 
     def register(launch: WrongChoice) -> WrongChoice:
         def prepare(problem: TopkProblem) -> TopkLaunch:
             return lambda: launch(problem)
 
-        broken_topk_set_up(name, check, case, memory, also, boundary, reports)(prepare)
+        broken_topk_set_up(name, check, case, memory, also, boundary, reports, arm)(prepare)
         return launch
 
     return register
 
 
 def broken_topk_set_up(name: str, check: str, case: str, memory: Callable[[TopkProblem], int] = no_bound, also: tuple[str, ...] = (),
-                       boundary: str = "", reports: tuple[str, ...] = (),
+                       boundary: str = "", reports: tuple[str, ...] = (), arm: str = "litetopk",
                        ) -> Callable[[Callable[[TopkProblem], TopkLaunch]], Callable[[TopkProblem], TopkLaunch]]:
     """The same for a fault in set-up: the decorated function makes the launch."""
     declare(Fault(f"broken_{name}", "indexer_topk", check, case, also, boundary, reports))
-    return indexer_topk_kernel(f"broken_{name}", memory=memory)
+    return indexer_topk_kernel(f"broken_{name}", arm=arm, memory=memory)

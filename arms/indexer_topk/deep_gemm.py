@@ -58,9 +58,11 @@ def memory(p: TopkProblem, budget: int = ONE_CALL) -> int:
 
 
 INFINITE = Limit(("dense", "litetopk"), "values", ("inf",),
-                 "DeepGEMM scales partial sums over heads: an infinite kv_scale gives NaN where they differ in sign or one is 0")
+                 "DeepGEMM scales partial sums over heads: an infinite kv_scale gives NaN where they differ in sign or one is 0",
+                 "indexer_topk:requests=17/300,topk=64,values=inf,weights=mixed,share=0.5")
 REQUIRES = Requires(device="cuda", capability=((9, 0), (10, 0)), distribution=("sgl-deep-gemm", "deep-gemm"),
                     entry="deep_gemm:fp8_mqa_logits", heads=(32, 64), limits=(INFINITE,),
+                    capturable="where torch.topk chooses, it reads back which rows choose a genuine -inf",
                     note="top-k of sglang-kernel at 2048, of sglang at 512, else torch.topk")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from arms.kernel import Requires
 from arms.litetopk.torch_config import Config
 from arms.litetopk.torch_gate import Gate, calibrate, first_reaching, zoom
 from arms.litetopk.torch_scan import Block, Candidates, candidates_bytes, scan, step_bytes
@@ -27,7 +28,8 @@ def memory(p: TopkProblem) -> int:
     return block + scoring_bytes(p) + 32 * CONFIG.sample + p.num_q * (4 * p.topk + 4)
 
 
-@indexer_topk_kernel("litetopk_torch", accumulate="fp32", memory=memory)
+@indexer_topk_kernel("litetopk_torch", accumulate="fp32", memory=memory, place_free=True,
+                     requires=Requires(heads=(32, 64), capturable="it reads back which rows it must scan again"))
 def litetopk_torch(problem: TopkProblem) -> TopkLaunch:
     """Any device. Equal scores: the smallest positions."""
     check_problem(problem)

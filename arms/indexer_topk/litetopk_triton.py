@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 
 from arms.kernel import Requires
-from arms.litetopk.certify import certified
+from arms.litetopk.certify import READS_BACK, certified
 from arms.litetopk.layout import transient_bytes
 from arms.litetopk.sample import plan_sample
 from arms.topk import TopkLaunch, TopkProblem, check_problem, indexer_topk_kernel
@@ -13,9 +13,9 @@ MOST = 2048  # topk: a program of the select kernel holds 8 times as many candid
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@indexer_topk_kernel("litetopk_triton", accumulate="fp32" if INTERPRETED else "fp8", memory=transient_bytes,
+@indexer_topk_kernel("litetopk_triton", accumulate="fp32" if INTERPRETED else "fp8", memory=transient_bytes, place_free=True,
                      requires=Requires(device="any" if INTERPRETED else "cuda", capability=((9, 0),), heads=(32, 64),
-                                       distribution=("triton",), entry="triton:jit", topk_max=MOST))
+                                       distribution=("triton",), entry="triton:jit", topk_max=MOST, capturable=READS_BACK))
 def litetopk_triton(p: TopkProblem) -> TopkLaunch:
     """SM90; the CPU where TRITON_INTERPRET=1."""
     from arms.litetopk.scan_triton import TritonScanner  # here: it imports Triton

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from arms.dense import BUDGET, TopkWriter, choosing_bytes, chunk_rows, chunks
+from arms.kernel import Requires
 from arms.scoring import TILES, Scorer, scoring_bytes
 from arms.topk import TopkLaunch, TopkProblem, TopkResult, check_problem, indexer_topk_kernel
 
@@ -13,7 +14,8 @@ def memory(p: TopkProblem) -> int:
     return 4 * rows * p.s_kv + choosing_bytes(p, rows) + scoring_bytes(p)
 
 
-@indexer_topk_kernel("torch_dense", arm="dense", accumulate="fp32", memory=memory)
+@indexer_topk_kernel("torch_dense", arm="dense", accumulate="fp32", memory=memory, place_free=True,
+                     requires=Requires(heads=(32, 64), capturable="it reads back which rows choose a genuine -inf"))
 def torch_dense(problem: TopkProblem) -> TopkLaunch:
     """Any device. Ties at the k-th score: whichever torch.topk returns."""
     check_problem(problem)

@@ -18,6 +18,9 @@ from arms.litetopk.layout import LOGITS_BYTES, Layout, Selected
 from arms.litetopk.sample import Sample
 from arms.topk import WAYS, TopkProblem, TopkResult
 
+READS_BACK = "the host reads back which rows are certified"
+"""Why no CUDA graph can be made of a fused arm."""
+
 
 class Scanner(Protocol):
     """One problem made ready to be scanned."""

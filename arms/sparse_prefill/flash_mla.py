@@ -23,7 +23,7 @@ def flash_mla(problem: Problem) -> Launch:
     device="cuda", capability=((10, 0), (10, 3)), distribution=("sgl-flash-mla",), entry=ENTRY, dtypes=("bf16",),
     heads=(64, 128), d_qk=(512,), topk_multiple=128, note="nobody has run this arm yet", limits=(
         Limit(("metadata",), "tail", ("live",), "an index past the length in the last block is loaded, then masked: "
-              "it may leak NaN (documented upstream)"),)))
+              "it may leak NaN (documented upstream)", "sparse_prefill:s_q=24,d_qk=512,rows=ragged,tail=live,values=poison"),)))
 def flash_mla_sm100(problem: Problem) -> Launch:
     """bf16, SM100."""
     from flash_mla import flash_mla_sparse_fwd

@@ -19,14 +19,19 @@ GROUP = {"cpu": 4, "cuda": 256}  # rows per matrix product; always this many, so
 
 @dataclasses.dataclass
 class State:
-    """Running maximum [s_q, h_q], denominator [s_q, h_q] and unnormalised output [s_q, h_q, 512], all fp32."""
+    """Running maximum [s_q, h_q], denominator [s_q, h_q] and unnormalised output [s_q, h_q, 512], all fp32; keys [s_kv + 1, d_qk]: kv's
+    rows and one of zeros, which stands for whatever is masked."""
 
     highest: torch.Tensor
     total: torch.Tensor
     out: torch.Tensor
+    keys: torch.Tensor
 
 
-@sparse_prefill_kernel("torch_blocks", requires=Requires())
+REQUIRES = Requires(capturable="it waits for the device to learn which rows have a pair left")
+
+
+@sparse_prefill_kernel("torch_blocks", requires=REQUIRES)
 def torch_blocks(problem: Problem) -> Launch:
     """Any dtype, head count, width and device."""
     return lambda topk_length: attention(problem, topk_length)
@@ -37,7 +42,8 @@ def attention(problem: Problem, topk_length: torch.Tensor | None) -> Outputs:
     s_q, h_q = problem.q.shape[:2]
     device = problem.q.device
     state = State(torch.full((s_q, h_q), FLOOR, device=device), torch.zeros(s_q, h_q, device=device),
-                  torch.zeros(s_q, h_q, problem.d_v, device=device))
+                  torch.zeros(s_q, h_q, problem.d_v, device=device),
+                  torch.cat([problem.kv[:, 0], torch.zeros_like(problem.kv[:1, 0])]))
     topk = problem.indices.shape[2]
     pair = 2 * BLOCK
     pairs = torch.full((s_q,), -(-topk // pair), device=device) if topk_length is None else -(-topk_length // pair)
@@ -52,13 +58,15 @@ def attention(problem: Problem, topk_length: torch.Tensor | None) -> Outputs:
 def add_block(problem: Problem, state: State, rows: torch.Tensor, first: int, topk_length: torch.Tensor | None) -> None:
     """Fold the 64 entries from position `first` of some rows into the state."""
     padded = torch.nn.functional.pad(rows, (0, GROUP[rows.device.type] - len(rows)), value=int(rows[0]))
-    index = problem.indices[padded, 0, first : first + BLOCK].long()  # [rows, 64]
+    index = problem.indices[padded, 0, first : first + BLOCK].long()
+    # A last block that is narrower is filled up: products of other shapes have other bits, and a wider topk must not show.
+    index = torch.nn.functional.pad(index, (0, BLOCK - index.shape[1]), value=-1)  # [rows, 64]
     counts = (index >= 0) & (index < problem.kv.shape[0])
     if topk_length is not None:
         position = torch.arange(first, first + index.shape[1], device=index.device)
         counts &= position < topk_length[padded][:, None]
-    # A masked entry is not loaded but zero-filled, so nothing that it names can leak.
-    k = problem.kv[:, 0][torch.where(counts, index, 0)].float().masked_fill_(~counts[..., None], 0.0)
+    # A masked entry is not loaded, so nothing that it names can leak. (Filling in zeros afterwards takes as long as a product.)
+    k = state.keys[torch.where(counts, index, len(problem.kv))].float()
     score = torch.bmm(problem.q[padded].float(), k.mT) * (problem.sm_scale * problem.q_scale * problem.kv_scale)
     score = score.masked_fill_(~counts[:, None], -math.inf)
     highest = torch.maximum(state.highest[padded], score.amax(-1))

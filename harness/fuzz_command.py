@@ -1,0 +1,222 @@
+"""`threearm fuzz`: generated cases through kernels until time is up; a live line, each finding with the line that repeats it, exit code."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.text import Text
+
+from cases import FAMILIES
+from cases.suites import CORPUS
+from harness.asking import Settings
+from harness.client import Unfit, WorkerDied, WorkerOptions
+from harness.fuzz import Campaign, Finding, Plan
+from harness.options import (
+    INTERRUPTED,
+    NOTHING_RAN,
+    PAUSE,
+    Arms,
+    Broken,
+    Device,
+    Load,
+    Memory,
+    NowAndThen,
+    Timeout,
+    ask,
+    choose,
+    console,
+    fail,
+    replay_options,
+    say,
+    worker_options,
+)
+from harness.pool import Pool
+from harness.record import Record
+from harness.runfolder import RunError, RunFolder, RunInfo, now, revision
+from harness.runner import probe
+from harness.verdicts import Check, Verdict
+from reports import failure
+
+MOST_WORKERS = 4  # for one kernel on a GPU: beyond it they wait for the device
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+OfFamily = Annotated[str, typer.Option("--family", help="sparse_prefill or indexer_topk alone.")]
+Duration = Annotated[str, typer.Option("--time", help="How long cases are drawn: 90s, 10m, 2h.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same cases, in the same order for each kernel.")]
+Work = Annotated[int, typer.Option("--work", min=0, max=1 << 40,
+                                   help="Dot products of a launch, at most (query rows x heads x width or keys); 0: for the device.")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="Worker processes for each kernel; 0: what the cores give.")]
+Save = Annotated[bool, typer.Option("--save", help="Append what was found to cases/corpus/FAMILY.txt.")]
+ShrinkTime = Annotated[str, typer.Option("--shrink-time", help="How long one failure is shrunk: 60s, 5m; 0: not at all.")]
+StopAfter = Annotated[int, typer.Option("--stop-after", min=0, help="End after so many findings; 0: when time is up.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are made.")]
+
+
+def fuzz(family: OfFamily = "", arm: Arms = None, time: Duration = "10m", device: Device = "auto", seed: Seed = 0, work: Work = 0,
+         workers: Workers = 0, save: Save = False, shrink_time: ShrinkTime = "60s", stop_after: StopAfter = 0, load: Load = None,
+         broken: Broken = False, timeout: Timeout = 0.0, memory: Memory = 0.0, runs: Runs = Path("runs")) -> None:
+    """Generated cases through every available kernel until time is up; what fails is shrunk to a line that repeats it."""
+    if family and family not in FAMILIES:
+        fail(f"--family {family}: families are {', '.join(FAMILIES)}")
+    if importlib.util.find_spec("hypothesis") is None:
+        fail("cases are drawn by hypothesis, which is not installed: pip install hypothesis", NOTHING_RAN)
+    options = worker_options(device, load, broken, arm, memory)
+    seconds, shrink_seconds = in_seconds("--time", time), in_seconds("--shrink-time", shrink_time)
+    described = ask(options, [])
+    options = dataclasses.replace(options, device=described["device"])
+    kernels = [usable(kernel, options) for kernel in chosen(described["kernels"], family, arm, broken)]
+    kernels = [kernel for kernel in kernels if kernel["arms"]]
+    if not kernels:
+        fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
+    plan, settings = Plan(options.device, seconds, seed, work, shrink_seconds, stop_after), Settings(timeout=timeout)
+    info = RunInfo(now(), sys.argv, [], kernels, {**described["machine"], "threearm": revision()},
+                   {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(settings), "fuzz": dataclasses.asdict(plan)})
+    count = workers or default_workers(options.device, len(kernels))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several workers would wait for each other's cores
+    interrupted = False
+    try:
+        folder = RunFolder.create(runs, info)
+        assert folder.path is not None
+        with Pool(options, settings, count, folder.path / "worker.log") as pool, watched() as tell:
+            campaign = Campaign(plan, kernels, pool, lambda record: keep(folder, record), tell)
+            with contextlib.suppress(KeyboardInterrupt):
+                interrupted = True
+                campaign.run()
+                interrupted = False
+        folder.finish()
+    except (RunError, Unfit) as error:
+        fail(str(error), NOTHING_RAN)
+    for finding in campaign.findings:
+        for line in told(finding, seed, lambda record: replay_options(record, options, settings)):
+            say(line)
+    if save:
+        saved(campaign.findings, seed)
+    say(summary(campaign))
+    say(f"records: {folder.path}")
+    raise typer.Exit(exit_code(campaign, interrupted))
+
+
+def chosen(kernels: list[dict[str, Any]], family: str, arms: list[str] | None, broken: bool) -> list[dict[str, Any]]:
+    """The kernels to fuzz, `arms` of each cut down to those asked for; exit 2 for one that there is not, or that cannot run here."""
+    named = choose(kernels, [f"{name}:" for name in ([family] if family else FAMILIES)], arms, broken)
+    for kernel in named:
+        if arms and kernel["why_not"]:
+            fail(f"--arm {kernel['name']}: {kernel['why_not']}")
+    return named
+
+
+def usable(kernel: dict[str, Any], options: WorkerOptions) -> dict[str, Any]:
+    """The kernel with the arms that its package has here; none where that cannot be imported."""
+    if not kernel["imports"]:
+        return kernel
+    try:
+        why, none_only = probe(options, Path(os.devnull), kernel["name"])
+    except WorkerDied as death:
+        why, none_only = death.detail, ""
+    if why:
+        say(f"not available: {kernel['name']}: {why}", style="dim")
+    return {**kernel, "arms": [] if why else [arm for arm in kernel["arms"] if arm == "none" or not none_only]}
+
+
+def in_seconds(option: str, text: str) -> float:
+    """`90`, `90s`, `10m` or `2h` in seconds; exit 2 for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found:
+        fail(f"{option} {text}: allowed is a number with s, m or h, for example 10m")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def default_workers(device: str, kernels: int) -> int:
+    """Workers for each kernel: together one a core, on a GPU not more than it serves."""
+    count = max(1, len(os.sched_getaffinity(0)) // kernels)
+    return min(count, MOST_WORKERS) if device.startswith("cuda") else count
+
+
+def keep(folder: RunFolder, record: Record) -> None:
+    """Write a record. Of one that passed, what says nothing is left out, and it is not kept in memory: there are very many."""
+    if record.verdict is Verdict.PASSED:
+        checks = [Check(check.name, check.verdict, margins=check.margins) for check in record.checks if check.margins]
+        record = dataclasses.replace(record, checks=checks)
+    folder.add(record)
+    if record.verdict in failure.HARMLESS:
+        folder.records.pop()
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Any]:
+    """What tells how a campaign goes: one line that is always up to date on a terminal, now and then a line in a log."""
+    if not console.is_terminal:
+        now_and_then = NowAndThen(PAUSE)
+        yield lambda campaign: now_and_then.say(line(campaign))
+        return
+    with Live(Text("starting"), console=console, transient=True, refresh_per_second=4) as live:
+        yield lambda campaign: live.update(Text(line(campaign), no_wrap=True, overflow="ellipsis"))
+
+
+def line(campaign: Campaign) -> str:
+    """Cases, rate, failures, time left, and what takes long just now."""
+    cases, arms = campaign.rates
+    left = max(0, round(campaign.plan.seconds - campaign.elapsed))
+    return (f"{campaign.cases:,} cases  {cases:.1f}/s ({arms:.1f} arms/s)  {campaign.failed:,} failed, {len(campaign.findings)} found  "
+            f"{left // 60}:{left % 60:02} left{'  ' + campaign.doing if campaign.doing else ''}")
+
+
+def told(finding: Finding, seed: int, options: Any) -> list[str]:
+    """A finding as `threearm run` tells a failure, with where it came from; one that differs from itself with both of its runs."""
+    def wrong(records: list[Record]) -> list[Record]:
+        return [record for record in records if record.verdict not in failure.HARMLESS]
+
+    lines = failure.describe_all(wrong(finding.smallest.records), options)
+    if finding.differs:
+        lines.append(f"  FLAKY: the same case twice: {finding.differs}. The second run:")
+        again = wrong(finding.again.records)
+        lines += failure.describe_all(again, options) if again else ["  everything PASSED"]
+    how = f"shrunk in {finding.seconds:.0f} s, {finding.tried} cases tried, from {finding.drawn.job.case}" if finding.shrunk else "as drawn"
+    return [*lines, f"  found by threearm fuzz --seed {seed}: {how}", ""]
+
+
+def saved(findings: list[Finding], seed: int) -> None:
+    """Append what was found to the corpus, a case once."""
+    for finding in findings:
+        case, (arm, check) = finding.smallest.job.case, finding.signature
+        path = CORPUS / f"{case.partition(':')[0]}.txt"
+        try:
+            there = path.read_text(encoding="utf-8") if path.is_file() else ""
+            if any(text.partition("#")[0].strip() == case for text in there.splitlines()):
+                continue
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"# {datetime.date.today()} {arm}, {check}: found by threearm fuzz --seed {seed}\n{case}\n")
+        except OSError as error:
+            fail(f"cannot write {path}: {error.strerror}")
+        say(f"saved: {path}: {case}")
+
+
+def summary(campaign: Campaign) -> str:
+    """What was run, how fast, what came out."""
+    cases, arms = campaign.rates
+    counts = ", ".join(f"{campaign.verdicts[verdict]:,} {verdict.value}" for verdict in Verdict if campaign.verdicts[verdict])
+    refused = sum(source.refused for source in campaign.sources.values())
+    lines = [f"{campaign.cases:,} cases in {campaign.elapsed:.0f} s, {cases:.1f} a second ({arms:.1f} arms a second)",
+             counts or "nothing ran",
+             f"{campaign.failed:,} cases failed, in {len(campaign.findings)} ways"]
+    return "\n".join([*lines, *([f"{refused:,} drawn cases were taken by no arm"] if refused else [])])
+
+
+def exit_code(campaign: Campaign, interrupted: bool) -> int:
+    """1 something failed; 130 interrupted before anything did; 5 nothing ran; 0 nothing failed: that some cases are vacuous is in the
+    nature of drawn ones."""
+    if campaign.failed:
+        return 1
+    if interrupted:
+        return INTERRUPTED
+    return 0 if campaign.cases else NOTHING_RAN
