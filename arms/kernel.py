@@ -83,7 +83,7 @@ class Requires:
     installed under; entry: "module:function", whose signature also tells whether it takes topk_length; program: what it runs
     while it is made ready (nvcc), found by find_program;
     heads: what it accepts, () for everything; topk_multiple: topk (the width) must be a multiple of this.
-    capturable: why no CUDA graph can be made of a launch, "" where one can.
+    uncapturable: why no CUDA graph can be made of some launches, "" where one can be made of all.
     sparse_prefill alone: dtypes, d_qk: what it accepts.
     indexer_topk alone: topk_in: what it accepts, () for everything; topk_max: the most it takes, 0 for any; keys: the least
     and most gathered keys; keys_multiple: their number must be a multiple of this; requests_max: the most requests, 0 for any.
@@ -105,7 +105,7 @@ class Requires:
     keys_multiple: int = 1
     requests_max: int = 0
     limits: tuple[Limit, ...] = ()
-    capturable: str = ""
+    uncapturable: str = ""
     note: str = ""
 
     def __post_init__(self) -> None:

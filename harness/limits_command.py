@@ -21,10 +21,11 @@ OUTGROWN = 1
 def limits(arm: Arms = None, device: Device = "auto", load: Load = None) -> None:
     """Run every declared limit of every kernel: arms that `run` skips, on the case that shows why. Exit 1 if one of them passes."""
     options = worker_options(device, load, False, arm, 0.0)
-    kernels = [kernel for kernel in ask(options, [])["kernels"] if kernel["limits"] and (not arm or kernel["name"] in arm)]
-    heads = (Column("kernel", no_wrap=True), Column("arm", no_wrap=True), Column("limit", overflow="fold"), Column("found", overflow="fold"))
+    kernels = [kernel for kernel in ask(options, [])["kernels"] if not arm or kernel["name"] in arm]
+    heads = (*(Column(head, no_wrap=True) for head in ("kernel", "arm")), *(Column(head, overflow="fold") for head in ("limit", "found")))
     table = Table(*heads, title="declared limits", title_justify="left", title_style="bold")
-    found = [(kernel["name"], limit, record) for kernel in kernels for limit in kernel["limits"] for record in try_limit(options, kernel, limit)]
+    found = [(kernel["name"], limit, record) for kernel in kernels for limit in kernel["limits"]
+             for record in try_limit(options, kernel, limit)]
     for name, limit, record in found:
         what = f"{limit['key']}={'/'.join(limit['values'])}: {limit['reason']}"
         table.add_row(name, record.source, what, describe(record))

@@ -225,9 +225,9 @@ def busy_stream(subject: Subject) -> Check:
     return check
 
 
-def graph_replay(subject: Subject) -> Check:
+def graph_replay(subject: Subject) -> Check | None:
     """A launch captured in a CUDA graph and replayed after the rows of indices and lengths were reversed and the lengths halved, in
-    place, against a launch on that."""
+    place, against a launch on that. None where no graph can be made of it, as the kernel says of some launches at least."""
     p = dataclasses.replace(subject.problem, indices=subject.problem.indices.clone())
     length = None if subject.length is None else subject.length.clone()
     launch = subject.ready(p)
@@ -240,7 +240,9 @@ def graph_replay(subject: Subject) -> Check:
     try:
         outputs, graph = replayed(lambda: launch(length), update)
     except NotCaptured as error:
-        return Check("graph-replay", Verdict.FAILED, f"a CUDA graph cannot be made of it, which its `capturable` does not say: {error}")
+        if subject.kernel.requires.uncapturable:
+            return None
+        return Check("graph-replay", Verdict.FAILED, f"a CUDA graph cannot be made of it, which its `uncapturable` does not say: {error}")
     got = copied(outputs)
     check = checks.same("graph-replay", got, copied(launch(length)), subject.rows, ("replay", "launch"))
     del graph  # until here: the outputs are in its memory

@@ -172,15 +172,13 @@ class TopkTrial:
         found = [guarded(self.kernel, self.problem, same)]
         if self.problem.device.type != "cuda":
             return found
-        launch, declared = self._prepared(), self.kernel.requires.capturable
+        launch, declared = self._prepared(), self.kernel.requires.uncapturable
         self.phase("launch")
         found.append(beside_a_busy_stream(launch, self.problem, same))
         self.phase("launch")
-        if declared:
-            self.missing.append(f"graph-replay: {declared}")
-        else:
-            found.append(replayed_from_a_graph(launch, self.problem, same))
-        return found
+        replay = replayed_from_a_graph(launch, self.problem, same, declared)
+        self.missing += [] if replay else [f"graph-replay: {declared}"]
+        return [*found, *([replay] if replay else [])]
 
     def _reads_inputs(self) -> list[Check]:
         if PEER not in KERNELS:

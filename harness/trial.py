@@ -137,9 +137,10 @@ class KernelTrial:
             self.phase("launch")
             found.append(busy_stream(subject))
             self.phase("launch")
-            why = self.kernel.requires.capturable
-            found += [] if why else [graph_replay(subject)]
-            run.note = "; ".join(filter(None, [run.note, why and f"not run: graph-replay: {why}"]))
+            replay = graph_replay(subject)
+            why = "" if replay else f"not run: graph-replay: {self.kernel.requires.uncapturable}"
+            found += [replay] if replay else []
+            run.note = "; ".join(filter(None, [run.note, why]))
         return found
 
     def _own_checks(self, run: ArmRun, launch: Launch, handed: torch.Tensor | None) -> list[Check]:

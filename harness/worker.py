@@ -230,6 +230,7 @@ def main(arguments: list[str]) -> int:
         if problem:
             worker.send("unfit", reason=problem)
             return 0
+        gc.freeze()  # what was imported stays: collecting before each case would take longer than a small case itself
         worker.send("ready")
         for request in requests(incoming):
             operation = getattr(worker, request.pop("op"))

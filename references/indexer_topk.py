@@ -184,8 +184,11 @@ class _Scorer:
                 rows, here = slice(start, min(start + self.rows, row1)), slice(start - row0, start - row0 + self.rows)
                 q, weights = self.inputs.q_fp8[rows].to(self.dtype), self.inputs.weights[rows].to(self.dtype)
                 index = torch.where(named[here], indices[here], 0).long()
-                k, scale = self.inputs.k_fp8[index].to(self.dtype), self.inputs.kv_scale[index].to(self.dtype)
-                out[here] = self._error(accumulate, _sums(q, weights, k, scale, (accumulate,)))
+                every = index.shape[1] > self.inputs.case.s_kv  # fewer keys than entries: once for each key is less
+                part = slice(None) if every else index
+                k, scale = self.inputs.k_fp8[part].to(self.dtype), self.inputs.kv_scale[part].to(self.dtype)
+                error = self._error(accumulate, _sums(q, weights, k, scale, (accumulate,)))
+                out[here] = error.gather(1, index) if every else error
         return out.masked_fill_(~named, 0.0)
 
     def _error(self, accumulate: str, sums: _Sums) -> torch.Tensor:

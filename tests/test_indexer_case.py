@@ -24,7 +24,7 @@ MESSAGES = {
     "heads": ("h=48", ["h=48", "32 or 64"]),
     "topk": ("topk=16385", ["topk=16385", "an integer from 1 to 16384"]),
     "weights": ("weights=both", ["weights=both", "positive | mixed | negative"]),
-    "values": ("values=gauss", ["values=gauss", "normal | integer | digits | flat"]),
+    "values": ("values=gauss", ["values=gauss", "normal | integer | digits | lastbits | flat"]),
     "unknown key": ("requestss=4", ["unknown key 'requestss' in indexer_topk", "did you mean 'requests'?"]),
     "one request to shift": ("values=shifted", ["requests=8/1024", "values=shifted needs two or more"]),
     "edges and any scale": ("values=bucketedge,scales=any", ["scales=any", "scales=pow2"]),

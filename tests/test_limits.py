@@ -5,24 +5,26 @@ import pytest
 import torch
 from processes import FAULTY, threearm
 
-from arms.kernel import KERNELS, load_package
+from arms.kernel import KERNELS, Limit, load_package
 from cases import parse_case
 from harness.availability import refusal
 
 load_package("arms.sparse_prefill")
 load_package("arms.indexer_topk")
-LIMITS = [(kernel.name, limit, arm) for kernel in KERNELS.values() for limit in kernel.requires.limits for arm in kernel.arms if arm in limit.sources]
+LIMITS = [(kernel.name, limit, arm) for kernel in KERNELS.values() for limit in kernel.requires.limits
+          for arm in kernel.arms if arm in limit.sources]
 
 
 @pytest.mark.parametrize(("name", "limit", "arm"), LIMITS)
-def test_a_limit_names_a_case_that_it_refuses(name, limit, arm) -> None:
+def test_a_limit_names_a_case_that_it_refuses(name: str, limit: Limit, arm: str) -> None:
     case = parse_case(limit.case)
     assert str(case) == limit.case
     assert limit.reason in refusal(KERNELS[name], arm, case)
 
 
 def test_a_limit_that_is_there_and_one_that_is_outgrown() -> None:
-    done = threearm("limits", "--device", "cpu", "--load", str(FAULTY / "limited.py"), "--arm", "limited", "--arm", "outgrown", COLUMNS="140")
+    loaded = ("--load", str(FAULTY / "limited.py"), "--arm", "limited", "--arm", "outgrown")
+    done = threearm("limits", "--device", "cpu", *loaded, COLUMNS="140")
     assert done.code == 1
     assert "still there: FAILED" in done.text and "no sink without a length" in done.text
     assert "outgrown/none passes sparse_prefill:" in done.text.replace("\n", " ")

@@ -58,9 +58,10 @@ def test_a_gpu_is_given_large_cases() -> None:
 
 
 def test_every_border_and_every_word_is_drawn(sparse: list[SparsePrefillCase], indexer: list[IndexerTopkCase]) -> None:
-    sizes = {size for case in sparse for size in (case.topk, case.s_q, case.s_kv)}
-    assert sizes >= {1, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 511, 512, 513} and {case.h_q for case in sparse} >= {1, 16, 64, 128}
-    assert {size for case in indexer for size in (case.topk, case.num_q, case.s_kv)} >= {1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1024}
+    sizes = {size for case in sparse for size in (case.topk, case.s_q, case.s_kv, case.lead)}
+    topk_sizes = {size for case in indexer for size in (case.topk, case.num_q, case.s_kv, case.span)}
+    assert {1, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 511, 512, 513} <= sizes | topk_sizes
+    assert {1, 64, 128} <= sizes & topk_sizes and {1, 16, 64, 128} <= {case.h_q for case in sparse}
     for key in ("rows", "values", "tail", "sink", "order", "scales"):
         assert {getattr(case, key) for case in sparse} == set(getattr(sparse_prefill, PLURAL.get(key, f"{key}s".upper()))), key
     for key in ("values", "ties", "weights", "order", "scales", "window"):

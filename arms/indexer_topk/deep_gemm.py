@@ -62,7 +62,7 @@ INFINITE = Limit(("dense", "litetopk"), "values", ("inf",),
                  "indexer_topk:requests=17/300,topk=64,values=inf,weights=mixed,share=0.5")
 REQUIRES = Requires(device="cuda", capability=((9, 0), (10, 0)), distribution=("sgl-deep-gemm", "deep-gemm"),
                     entry="deep_gemm:fp8_mqa_logits", heads=(32, 64), limits=(INFINITE,),
-                    capturable="where torch.topk chooses, it reads back which rows choose a genuine -inf",
+                    uncapturable="where torch.topk chooses, it reads back which rows choose a genuine -inf",
                     note="top-k of sglang-kernel at 2048, of sglang at 512, else torch.topk")
 
 

@@ -14,7 +14,7 @@ MOST = 4096  # topk
 
 @indexer_topk_kernel("litetopk_cuda", accumulate="fp8", memory=transient_bytes, place_free=True,
                      requires=Requires(device="cuda", capability=((9, 0),), heads=(32, 64), program="nvcc", topk_max=MOST,
-                                       capturable=READS_BACK))
+                                       uncapturable=READS_BACK))
 def litetopk_cuda(p: TopkProblem) -> TopkLaunch:
     """SM90. Raises arms.litetopk.cuda_library.BuildError where nvcc is missing."""
     check_problem(p, MOST)

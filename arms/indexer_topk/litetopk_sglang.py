@@ -59,7 +59,7 @@ def litetopk_sglang(problem: TopkProblem) -> TopkLaunch:
 @indexer_topk_kernel("litetopk_sglang_sm90", accumulate="fp8", memory=sm90_memory, requires=Requires(
     device="cuda", capability=((9, 0),), distribution=("sglang",), entry=SM90, heads=(32,),
     topk_in=(TOPK,), keys=(HOT, 1 << 20), keys_multiple=4, requests_max=1, note=NOT_RUN,
-    capturable="it reads its counts back, to go to the dense arm where they do not hold"))
+    uncapturable="it reads its counts back, to go to the dense arm where they do not hold"))
 def litetopk_sglang_sm90(problem: TopkProblem) -> TopkLaunch:
     """SM90. Calls that it does not take (a row with fewer than 12288 keys), or whose counts fail its own check, go to the dense arm
     whole, as in serving.

@@ -29,7 +29,7 @@ def memory(p: TopkProblem) -> int:
 
 
 @indexer_topk_kernel("litetopk_torch", accumulate="fp32", memory=memory, place_free=True,
-                     requires=Requires(heads=(32, 64), capturable="it reads back which rows it must scan again"))
+                     requires=Requires(heads=(32, 64), uncapturable="it reads back which rows it must scan again"))
 def litetopk_torch(problem: TopkProblem) -> TopkLaunch:
     """Any device. Equal scores: the smallest positions."""
     check_problem(problem)

@@ -15,7 +15,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 @indexer_topk_kernel("litetopk_triton", accumulate="fp32" if INTERPRETED else "fp8", memory=transient_bytes, place_free=True,
                      requires=Requires(device="any" if INTERPRETED else "cuda", capability=((9, 0),), heads=(32, 64),
-                                       distribution=("triton",), entry="triton:jit", topk_max=MOST, capturable=READS_BACK))
+                                       distribution=("triton",), entry="triton:jit", topk_max=MOST, uncapturable=READS_BACK))
 def litetopk_triton(p: TopkProblem) -> TopkLaunch:
     """SM90; the CPU where TRITON_INTERPRET=1."""
     from arms.litetopk.scan_triton import TritonScanner  # here: it imports Triton

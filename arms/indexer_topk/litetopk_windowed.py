@@ -21,7 +21,7 @@ def memory(p: TopkProblem) -> int:
 @indexer_topk_kernel("litetopk_windowed", accumulate="fp8", memory=memory, place_free=True,
                      requires=Requires(device="cuda", capability=((9, 0),), heads=(32, 64), distribution=("sgl-deep-gemm", "deep-gemm"),
                                        entry="deep_gemm:fp8_mqa_logits", program="nvcc", topk_max=MOST, limits=(INFINITE,),
-                                       capturable=READS_BACK))
+                                       uncapturable=READS_BACK))
 def litetopk_windowed(p: TopkProblem) -> TopkLaunch:
     """SM90. Raises arms.litetopk.cuda_library.BuildError where nvcc is missing."""
     check_problem(p, MOST)

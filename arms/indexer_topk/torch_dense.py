@@ -15,7 +15,7 @@ def memory(p: TopkProblem) -> int:
 
 
 @indexer_topk_kernel("torch_dense", arm="dense", accumulate="fp32", memory=memory, place_free=True,
-                     requires=Requires(heads=(32, 64), capturable="it reads back which rows choose a genuine -inf"))
+                     requires=Requires(heads=(32, 64), uncapturable="it reads back which rows choose a genuine -inf"))
 def torch_dense(problem: TopkProblem) -> TopkLaunch:
     """Any device. Ties at the k-th score: whichever torch.topk returns."""
     check_problem(problem)

@@ -20,7 +20,7 @@ PROMISE = SkipPromise(max_ulp=1, columns=(256, 512), max_share=2.0**-7, none_nea
 
 @sparse_prefill_kernel("sglang_q8kv8", promise=PROMISE, requires=Requires(
     device="cuda", capability=((9, 0),), distribution=("sglang",), entry=f"{MODULE}:sparse_mla_q8kv8_prefill_fwd",
-    dtypes=("fp8",), capturable="with topk_length its wrapper waits for the device, twice", limits=(
+    dtypes=("fp8",), uncapturable="with topk_length its wrapper waits for the device, twice", limits=(
         Limit(("none", "backscan"), "tail", ("wild",), "an index at or past s_kv names one of the zero rows that the "
               "backend appends, or memory past kv: it is not masked", "sparse_prefill:dtype=fp8,s_q=24,rows=half,tail=wild"),
         Limit(("none",), "sink", ("normal", "mixed"), "attn_sink is accepted only together with topk_length",

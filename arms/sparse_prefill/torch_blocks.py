@@ -28,7 +28,7 @@ class State:
     keys: torch.Tensor
 
 
-REQUIRES = Requires(capturable="it waits for the device to learn which rows have a pair left")
+REQUIRES = Requires(uncapturable="it waits for the device to learn which rows have a pair left")
 
 
 @sparse_prefill_kernel("torch_blocks", requires=REQUIRES)
