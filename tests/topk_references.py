@@ -14,7 +14,8 @@ from references.indexer_topk import TopkExpected, topk_reference
 torch.set_num_threads(1)  # small products on shared cores
 
 EXACT = [f"requests=5/{keys}+3/129,topk=40,values={values},weights={weights},h={h}" for values, keys in (
-    *((values, 700) for values in ("integer", "plateau", "nan", "inf", "bucketedge", "lastbits")), ("ascending", 4096), ("descending", 6000))
+    *((values, 700) for values in ("integer", "plateau", "nan", "inf", "bucketedge", "lastbits")),
+    ("ascending", 4096), ("descending", 6000))
     for weights, h in (("mixed", 32), ("positive", 64), ("negative", 32))] + [
     f"requests=5/700+3/129,topk=40,values=digits,weights=mixed,h={h},scales={scales}" for h, scales in ((32, "pow2"), (64, "any"))]
 ROUNDED = [f"requests=4/600+3/200,topk=64,values={values},weights={weights},scales=any" for values in VALUES
