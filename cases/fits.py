@@ -39,8 +39,9 @@ class Fits:
     def refusal(self, arm: str, case: Case) -> str:
         """Why this arm does not take this case, or ""."""
         reasons = self._topk_refusals(case) if isinstance(case, IndexerTopkCase) else self._prefill_refusals(case)
+        names = (arm, "none") if arm == "metadata" and _falls_back(case) else (arm,)
         return next(reasons, "") or next((f"{key}={value}: {reason}" for name, key, value, reason in self.refused
-                                          if name == arm and getattr(case, key) == value), "")
+                                          if name in names and getattr(case, key) == value), "")
 
     def _prefill_refusals(self, case: SparsePrefillCase) -> Iterator[str]:
         if case.dtype not in self.dtypes:
@@ -67,6 +68,11 @@ class Fits:
             yield f"needs the keys to be a multiple of {self.keys_multiple}, the case has {case.s_kv}"
         if self.requests_max and len(case.request_lengths) > self.requests_max:
             yield f"takes {self.requests_max} request(s), the case has {len(case.request_lengths)}"
+
+
+def _falls_back(case: Case) -> bool:
+    """Whether the serving guard hands over no metadata lengths, because they are of another row count: the arm then is `none`."""
+    return isinstance(case, SparsePrefillCase) and case.metadata_rows not in (0, case.s_q)
 
 
 def _any_of(values: tuple[object, ...]) -> str:

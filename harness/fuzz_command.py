@@ -47,7 +47,7 @@ from harness.runner import probe
 from harness.verdicts import Check, Verdict
 from reports import failure
 
-MOST_WORKERS = 4  # for one kernel on a GPU: beyond it they wait for the device
+MOST_WORKERS = 2  # for one kernel on a GPU: more processes take turns on the device, and each launch waits for its turn
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 OfFamily = Annotated[str, typer.Option("--family", help="sparse_prefill or indexer_topk alone.")]

@@ -44,7 +44,7 @@ Named = Annotated[list[str] | None, typer.Option("--arm", help="A broken arm, wi
 Right = Annotated[int | None, typer.Option("--right", min=0, help=f"Generated cases for right arms; {SAMPLED}, or none with --arm.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seeds the generated cases.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="The whole matrix as Markdown, with command, versions and machine.")]
-Workers = Annotated[int, typer.Option("--workers", min=0, help="Worker processes; 0: one a core, on a GPU at most 4.")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="Worker processes; 0: one a core, on a GPU at most 2.")]
 
 
 def mutants(complete: Complete = False, family: OfFamily = "", arm: Named = None, right: Right = None, seed: Seed = 0,
@@ -115,7 +115,7 @@ def planned(faults: list[Fault], described: dict[str, Any], options: WorkerOptio
 def run(plan: Plan, matrix: Matrix, options: WorkerOptions, workers: int) -> None:
     """Take every job through workers and fill the matrix."""
     cores = len(os.sched_getaffinity(0))
-    count = workers or (min(cores, 4) if options.device.startswith("cuda") else cores)
+    count = workers or (min(cores, 2) if options.device.startswith("cuda") else cores)
     if "OMP_NUM_THREADS" not in os.environ:  # threads of several workers would wait for each other's cores
         options = dataclasses.replace(options, environment=(*options.environment, "OMP_NUM_THREADS=1"))
     total = sum(1 for _ in plan.timed()) + sum(1 for _ in plan.jobs())

@@ -52,11 +52,11 @@ class Load:
 def while_busy(launch: Callable[[], T], device: torch.device, cuda: Any = torch.cuda) -> tuple[list[T], int]:
     """BUSY results of launch(), each queued on the current stream while a second one is at work; and beside how many of them the second
     one was at work to the end. launch() must copy what it returns (a kernel may return the same tensors every time)."""
-    taken = 3 * _seconds(launch, cuda)
+    taken = 2 * _seconds(launch, cuda)
     load = _load(device, SIDES[0], cuda)
     if taken > MOST * load.seconds:
         load = _load(device, SIDES[1], cuda)
-    enough = min(MOST, 4 + int(taken / load.seconds))
+    enough = min(MOST, 2 + int(taken / load.seconds))
     results, covered = [], 0
     for _ in range(BUSY):
         load.queue(enough)

@@ -14,9 +14,10 @@ from arms.sparse_prefill.torch_blocks import attention
 
 @broken("one_element_unwritten", "written", FULL, boundary="columns 511 (1 of 512)")
 def one_element_unwritten(p: Problem, length: Length) -> Outputs:
+    """It holds what memory held: a stale 1, or what the harness poisons memory with."""
     out, max_logits, lse = attention(p, length)
     unwritten = torch.empty_like(out)
-    out.view(-1)[-1] = unwritten.view(-1)[-1]
+    out.view(-1)[-1] = unwritten.view(-1)[-1] if bool(unwritten.isnan().all()) else 1.0
     return out, max_logits, lse
 
 
