@@ -311,7 +311,7 @@ def test_a_graph_is_captured_on_other_numbers_and_replayed_on_the_case_s(stale: 
         return (captured if stale else launch()), None
 
     monkeypatch.setattr(stress, "replayed", replayed)
-    found = replayed_from_a_graph(lambda: right(p), p, same_as(base))
+    found = replayed_from_a_graph(lambda: right(p), p, same_as(base), "")
     assert found.verdict is (Verdict.FAILED if stale else Verdict.PASSED) and torch.equal(p.weights, before)
 
 
@@ -321,7 +321,8 @@ def test_a_launch_that_cannot_be_captured_has_to_be_declared(monkeypatch: pytest
 
     monkeypatch.setattr(stress, "replayed", replayed)
     p = problem([(3, 40)], 8)
-    found = replayed_from_a_graph(lambda: right(p), p, same_as(right(p)))
+    assert replayed_from_a_graph(lambda: right(p), p, same_as(right(p)), "it reads back") is None
+    found = replayed_from_a_graph(lambda: right(p), p, same_as(right(p)), "")
     assert found.verdict is Verdict.FAILED and found.detail.endswith("which the kernel does not declare: RuntimeError: it waits")
 
 
