@@ -20,8 +20,9 @@ KAPPA = 4.0
 """fp32 operations around the sums (scale, subtract, exp2 with fast math, log, normalise), each within an ULP of what it handles."""
 
 UNDERFLOW = 2.0**-100
-"""fp32 values below 2^-126 may be flushed to zero on one side only: P, or the sink's factor through a reciprocal. That
-moves out by at most topk * 2^-126 * max|v|, far below this."""
+"""fp32 values below 2^-126 may be flushed to zero on one side only: P, or the sink's factor through a reciprocal, which moves out by at
+most topk * 2^-126 * max|v|; a dot product or a score, which moves a statistic by 2^-126 times a scale of at most 10^4. Both are far below
+this."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +33,23 @@ class Roundoff:
     p_floor:  below this P is lost or rounded to a neighbour that far away (unscaled e4m3: half the smallest subnormal)
     acc_unit: relative error of the accumulator in one tensor-core step
     acc_step: products summed in one step
+    acc_zero: what a product of P = 1 and a V of zero counts as when the accumulator is aligned to the step's largest exponent
     """
 
     p_unit: float
     p_floor: float
     acc_unit: float
     acc_step: int
+    acc_zero: float
 
 
 ROUNDOFF = {
-    "bf16": Roundoff(p_unit=2.0**-8, p_floor=0.0, acc_unit=2.0**-22, acc_step=16),
-    "fp8": Roundoff(p_unit=2.0**-4, p_floor=2.0**-10, acc_unit=2.0**-12, acc_step=32),
+    "bf16": Roundoff(p_unit=2.0**-8, p_floor=0.0, acc_unit=2.0**-22, acc_step=16, acc_zero=0.0),
+    "fp8": Roundoff(p_unit=2.0**-4, p_floor=2.0**-10, acc_unit=2.0**-12, acc_step=32, acc_zero=2.0**-6),
 }
 """acc_unit: the accumulator keeps 23 (bf16) or 13 (fp8, Hopper) fraction bits and truncates: one unit in the last place for
-the accumulator itself and one for the products, which are aligned to it before they are summed."""
+the accumulator itself and one for the products, which are aligned to it before they are summed. acc_zero: an e4m3 zero has the exponent
+of the smallest normal number, 2^-6, so a zero product still moves the alignment; a bf16 zero has 2^-126, which moves nothing."""
 
 
 def p_error(p: torch.Tensor, roundoff: Roundoff) -> torch.Tensor | float:

@@ -143,6 +143,8 @@ def _rows(inputs: Inputs, part: slice, dtype: torch.dtype) -> dict[str, torch.Te
     out = torch.bmm(w, v)
     relative = tolerance.clamp_(max=20.0).expm1_().add_(p_error(p, roundoff))
     out_budget, row_budget = _out_budgets(out, w.mul_(relative), v, lse_budget, case.topk, roundoff)
+    floor = roundoff.acc_unit * case.topk / roundoff.acc_step * roundoff.acc_zero * inputs.values.kv_scale
+    out_budget, row_budget = out_budget + floor, row_budget + floor * D_V**0.5
     out, factor = _apply_sink(out, lse, inputs.sink)
     slope = ((1 - factor) * lse_budget)[..., None] * out.abs()  # what an error of lse does to the sink's factor
     out_budget, row_budget = out_budget * factor[..., None] + slope, row_budget * factor + slope.square().sum(-1).sqrt()
@@ -156,8 +158,8 @@ def _rows(inputs: Inputs, part: slice, dtype: torch.dtype) -> dict[str, torch.Te
         "max_logits": highest.masked_fill(empty, -torch.inf),
         "out_budget": out_budget.masked_fill(empty[..., None], 0.0),
         "row_budget": row_budget.masked_fill(empty, 0.0),
-        "lse_budget": lse_budget.masked_fill(empty, 0.0),
-        "max_logits_budget": high_budget.masked_fill(empty, 0.0),
+        "lse_budget": (lse_budget + UNDERFLOW).masked_fill(empty, 0.0),
+        "max_logits_budget": (high_budget + UNDERFLOW).masked_fill(empty, 0.0),
     }
 
 

@@ -17,7 +17,7 @@ from cases import parse_case
 from cases.suites import override
 from harness.verdicts import SOURCES
 
-CASES = [str(override(parse_case(TINY), f"s_q={s_q}")) for s_q in range(1, 7)]
+CASES = [str(override(parse_case(TINY), f"h_q={h_q}")) for h_q in range(1, 7)]
 TOTAL = len(CASES) * len(SOURCES)
 
 
@@ -110,7 +110,7 @@ def test_what_was_recorded_is_not_made_again(story: Story) -> None:
     whole = [case for case in CASES if sum(key[0] == case for key in done) == len(SOURCES)]
     assert whole
     for case in whole:
-        assert f"prepare s_q={parse_case(case).s_q}" not in story.prepared
+        assert f"prepare h_q={parse_case(case).h_q}" not in story.prepared
 
 
 def test_no_worker_is_left_by_a_stop_or_a_kill(story: Story) -> None:

@@ -11,7 +11,7 @@ from arms.sparse_prefill.torch_blocks import attention
 
 @sparse_prefill_kernel("slow")
 def slow(problem: Problem) -> Launch:
-    print(f"prepare s_q={problem.q.shape[0]}", flush=True)
+    print(f"prepare h_q={problem.q.shape[1]}", flush=True)  # checks vary rows and width, never heads
 
     def launch(topk_length: torch.Tensor | None) -> Outputs:
         time.sleep(0.02)
