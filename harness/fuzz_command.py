@@ -19,7 +19,7 @@ from rich.text import Text
 from cases import FAMILIES
 from cases.suites import CORPUS
 from harness.asking import Settings
-from harness.client import Unfit, WorkerDied, WorkerOptions
+from harness.client import Unfit
 from harness.fuzz import Campaign, Finding, Plan
 from harness.options import (
     INTERRUPTED,
@@ -38,12 +38,12 @@ from harness.options import (
     fail,
     replay_options,
     say,
+    usable,
     worker_options,
 )
 from harness.pool import Pool
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder, RunInfo, now, revision
-from harness.runner import probe
 from harness.verdicts import Check, Verdict
 from reports import failure
 
@@ -113,19 +113,6 @@ def chosen(kernels: list[dict[str, Any]], family: str, arms: list[str] | None, b
         if arms and kernel["why_not"]:
             fail(f"--arm {kernel['name']}: {kernel['why_not']}")
     return named
-
-
-def usable(kernel: dict[str, Any], options: WorkerOptions) -> dict[str, Any]:
-    """The kernel with the arms that its package has here; none where that cannot be imported."""
-    if not kernel["imports"]:
-        return kernel
-    try:
-        why, none_only = probe(options, Path(os.devnull), kernel["name"])
-    except WorkerDied as death:
-        why, none_only = death.detail, ""
-    if why:
-        say(f"not available: {kernel['name']}: {why}", style="dim")
-    return {**kernel, "arms": [] if why else [arm for arm in kernel["arms"] if arm == "none" or not none_only]}
 
 
 def in_seconds(option: str, text: str) -> float:

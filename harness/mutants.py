@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from cases import family_of, load_suite, parse_case
+from cases.fault import Fault
 from cases.fits import read_fits
 from harness.client import WorkerDied, WorkerOptions, WorkerProcess
 from harness.drawing import Batch, draw
@@ -30,23 +31,6 @@ GENERATED_WORK, MOST_BATCHES = 1 << 16, 1000
 """max_work of cases/strategies.py for generated cases; and how many batches are drawn for a kernel that takes few."""
 SMALL = 1e9
 """Floating-point operations of one launch, up to which a case is tried with every fault of its family."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """arms/broken/fault.py's Fault, which says what the fields are."""
-
-    kernel: str
-    family: str
-    check: str
-    case: str
-    also: tuple[str, ...] = ()
-    boundary: str = ""
-    reports: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.kernel.removeprefix("broken_")
 
 
 def ask_worker(options: WorkerOptions, pick: Callable[[list[Fault]], list[Fault]], complete: bool) -> tuple[list[Fault], dict[str, Any]]:

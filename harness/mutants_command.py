@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cases.fault import Fault
 from harness.asking import Settings
 from harness.client import Unfit, WorkerDied, WorkerOptions
-from harness.fuzz_command import usable
-from harness.mutants import Fault, Matrix, Plan, ask_worker, can_show, generated
+from harness.mutants import Matrix, Plan, ask_worker, can_show, generated
 from harness.options import (
     INTERRUPTED,
     NOTHING_RAN,
@@ -29,6 +29,7 @@ from harness.options import (
     fail,
     replay_options,
     say,
+    usable,
     worker_options,
 )
 from harness.pool import Outcome, Pool

@@ -18,7 +18,7 @@ from harness.asking import Settings
 from harness.client import Unfit, WorkerDied, WorkerOptions, default_memory
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder
-from harness.runner import describe
+from harness.runner import describe, probe
 from harness.verdicts import Verdict
 
 DECISIVE = ("TRITON_INTERPRET",)
@@ -164,3 +164,16 @@ class NowAndThen:
         if monotonic() - self.last >= self.pause:
             self.last = monotonic()
             errors.print(line, highlight=False, markup=False)
+
+
+def usable(kernel: dict[str, Any], options: WorkerOptions) -> dict[str, Any]:
+    """The kernel with the arms that its package has here; none where that cannot be imported."""
+    if not kernel["imports"]:
+        return kernel
+    try:
+        why, none_only = probe(options, Path(os.devnull), kernel["name"])
+    except WorkerDied as death:
+        why, none_only = death.detail, ""
+    if why:
+        say(f"not available: {kernel['name']}: {why}", style="dim")
+    return {**kernel, "arms": [] if why else [arm for arm in kernel["arms"] if arm == "none" or not none_only]}

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 
-from harness.mutants import Fault, Matrix
+from cases.fault import Fault
+from harness.mutants import Matrix
 from harness.record import Record
 from harness.runfolder import RunInfo
 from harness.verdicts import CHECKS, CUDA_CHECKS

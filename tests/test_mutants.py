@@ -11,8 +11,9 @@ from processes import TINY, TINY_TOPK, threearm
 from rich.console import Console
 
 from cases import family_of, parse_case
+from cases.fault import Fault
 from cases.fits import Fits
-from harness.mutants import TIMED, Fault, Matrix, Plan, cases_of_plan, caught, generated
+from harness.mutants import TIMED, Matrix, Plan, cases_of_plan, caught, generated
 from harness.mutants_command import chosen
 from harness.pool import Job, Outcome
 from harness.record import Record

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from arms.broken.fault import Fault, declare
+from arms.broken.fault import declare
 from arms.broken.indexer_topk import choose, logits, only, right
 from arms.broken.indexer_topk_lite import lowest_chosen
 from arms.broken.problems import NEGATIVE, ONE_REQUEST, PLAIN, TWO
@@ -18,6 +18,7 @@ from arms.broken.register import WrongChoice
 from arms.broken.register import broken_topk as broken
 from arms.kernel import Requires
 from arms.topk import TopkLaunch, TopkProblem, TopkResult, indexer_topk_kernel, no_bound
+from cases.fault import Fault
 
 
 def promising(name: str, check: str, case: str, also: tuple[str, ...] = ()) -> Callable[[WrongChoice], WrongChoice]:

@@ -11,12 +11,13 @@ import math
 
 import torch
 
-from arms.broken.fault import Fault, declare
+from arms.broken.fault import declare
 from arms.broken.problems import FULL, HALF, HOLES, LIVE_MIXED, MIXED, NARROW, ODD
 from arms.broken.register import Length, broken, broken_source
 from arms.kernel import Launch, Outputs, Problem, sparse_prefill_kernel
 from arms.lengths import Source
 from arms.sparse_prefill.torch_blocks import attention
+from cases.fault import Fault
 
 MASKED_FRONT = "sparse_prefill:s_q=6,s_kv=300,h_q=2,lead=128"
 

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import torch
 
-from arms.broken.fault import Fault, declare
+from arms.broken.fault import declare
 from arms.kernel import Launch, Outputs, Problem, SkipPromise, sparse_prefill_kernel
 from arms.lengths import SOURCES, Source
 from arms.sparse_prefill.torch_blocks import REQUIRES, attention
 from arms.topk import TopkLaunch, TopkProblem, TopkResult, indexer_topk_kernel, no_bound
+from cases.fault import Fault
 from cases.inputs import Inputs
 
 Length = torch.Tensor | None

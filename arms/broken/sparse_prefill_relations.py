@@ -9,12 +9,13 @@ import math
 
 import torch
 
-from arms.broken.fault import Fault, declare
+from arms.broken.fault import declare
 from arms.broken.problems import FULL, HALF
 from arms.broken.register import Length, broken
 from arms.broken.sparse_prefill import next_bf16
 from arms.kernel import Launch, Outputs, Problem, Requires, sparse_prefill_kernel
 from arms.sparse_prefill.torch_blocks import REQUIRES, attention
+from cases.fault import Fault
 
 
 @broken("stops_at_the_first_pad", "indices-permuted", HALF)
