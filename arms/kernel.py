@@ -57,7 +57,7 @@ class Problem:
 
 def make_problem(inputs: Inputs) -> Problem:
     """The kernel's view of a case's tensors (no copies)."""
-    scales = [torch.tensor([s], device=inputs.device) for s in (inputs.values.q_scale, inputs.values.kv_scale)]
+    scales = [torch.tensor([s], dtype=torch.float32, device=inputs.device) for s in (inputs.values.q_scale, inputs.values.kv_scale)]
     return Problem(inputs.q, inputs.kv, inputs.indices, inputs.case.scale, inputs.sink, scales[0], scales[1])
 
 

@@ -60,6 +60,11 @@ def _one_of(values: tuple[int, ...], most: int) -> st.SearchStrategy[int]:
     return st.sampled_from(fitting if len(fitting) > 1 else fitting * 2)  # a single value would be no draw
 
 
+def _rounded(low: float, high: float, unit: int) -> st.SearchStrategy[float]:
+    """Multiples of 1/unit from `low` to `high`: numbers that a person can read and type."""
+    return st.integers(round(low * unit), round(high * unit)).map(lambda count: count / unit)
+
+
 def _zero_or(other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """0 (the default of a rarely used key) in half of the draws."""
     return st.just(0) | other
@@ -95,13 +100,13 @@ def sparse_prefill_cases(draw: st.DrawFn, max_work: int = 1 << 16, fits: Fits = 
     case = SparsePrefillCase(
         dtype=dtype, scales=draw(st.sampled_from(fits.allowed("scales", SCALES))) if any_scale else "pow2",
         s_q=s_q, s_kv=s_kv, h_q=h_q, d_qk=d_qk, topk=topk, rows=rows, requests=requests,
-        holes=draw(st.sampled_from((0.0, 0.02, 0.5, 1.0)) | st.floats(0.0, 1.0)),
+        holes=draw(st.sampled_from((0.0, 0.02, 0.5, 1.0)) | _rounded(0, 1, 1000)),
         lead=draw(_zero_or(sizes(topk))),
         order=draw(st.sampled_from(ORDERS)), tail=tail, values=values,
-        peak=draw(st.just(7.0) | st.floats(0.0, 80.0)) if values == "peaked" else 7.0,
+        peak=draw(st.sampled_from((7.0, 0.0, 80.0)) | _rounded(0, 80, 10)) if values == "peaked" else 7.0,
         peak_at=draw(st.sampled_from(("first", "middle", "last"))) if values == "peaked" else "first",
         sink=draw(st.sampled_from(fits.allowed("sink", SINKS))),
-        sm_scale=draw(st.just(0.0) | st.floats(0.01, 1.0)) * (values != "integer"),
+        sm_scale=draw(st.just(0.0) | _rounded(0.01, 1, 1000)) * (values != "integer"),
         index_topk=draw(_zero_or(sizes(topk))), pad_rows=pad_rows,
         # Metadata that the guard rejects leaves no arm that can tell a live tail from valid entries.
         metadata_rows=draw(_zero_or(sizes(2 * s_q))) * (tail != "live"), seed=draw(st.integers(0, (1 << 31) - 1)))
@@ -169,8 +174,8 @@ def indexer_topk_cases(draw: st.DrawFn, max_work: int = 1 << 20, fits: Fits = AN
 
 def _of_values(values: str) -> st.SearchStrategy[dict[str, Any]]:
     """The keys that only some patterns of values read: for others they keep their default."""
-    share = st.sampled_from((0.05, 0.0, 0.5, 0.9, 0.99, 1.0)) | st.floats(0.0, 1.0)
-    sigma = st.sampled_from((4.0, 1.0, 5.0)) | st.floats(0.0, 64.0)
+    share = st.sampled_from((0.05, 0.0, 0.5, 0.9, 0.99, 1.0)) | _rounded(0, 1, 1000)
+    sigma = st.sampled_from((4.0, 1.0, 5.0)) | _rounded(0, 64, 10)
     keys: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "plateau": {"share": share, "at": st.sampled_from(("-", "first", "last"))},
         "planted": {"at": st.just("-") | st.sets(st.sampled_from(indexer_topk.PLACES), min_size=1).map(lambda at: "+".join(sorted(at)))},

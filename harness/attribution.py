@@ -8,7 +8,9 @@ gives
 
 in every head and column: 513 equations a head for at most topk + 2 unknowns, whose normal matrix is (W^T W) * (V V^T). Rounding moves a
 c[j] by little where w[h, j] is not too small; what stands out by 8 of its own standard deviations and rounds to a whole number is told,
-if the entries found explain most of the row's error. A fault of another kind leaves a large rest, and nothing is said.
+if the entries found explain most of the row's error. A fault of another kind leaves a large rest, and nothing is said. Nor is it where the
+lse of the row is within its budget and the entries found would have moved it out: then they are one way to make the same out, and not what
+happened (an out that is scaled as a whole, in a row of few entries that count).
 """
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ import torch
 
 from arms.kernel import Outputs
 from cases.sparse_prefill import D_V
+from harness.compare import margin
 from harness.hypotheses import View
 from harness.localise import POWERS, best_fit, ranges
 from references.sparse_prefill import full_precision
@@ -88,10 +91,19 @@ def _row(got: Outputs, view: View, at: int) -> Found | None:
     q = _numbers(inputs.q[row], heads[usable]) * inputs.values.q_scale
     w = torch.exp(q @ k.T * inputs.case.scale - right_lse[usable, None]).clamp(max=1e3)
     solved = _solve(w, k[:, :D_V], (ratio[:, None] * out - right)[usable], (ratio - 1)[usable])
-    if solved is None:
+    if solved is None or not _lse_agrees(lse, row, w @ solved.double(), usable, view):
         return None
     length = torch.full_like(key, int(view.length[at]))
     return Found(torch.full_like(key, row), position, key, length, solved, counts)
+
+
+def _lse_agrees(lse: torch.Tensor, row: int, moved: torch.Tensor, usable: torch.Tensor, view: View) -> bool:
+    """Whether entries that weigh `moved` in all, fp64 [usable heads], leave lse within its budget where the row's is so in every head."""
+    right, budget = (x[row, view.heads].double() for x in (view.expected.lse, view.expected.lse_budget))
+    if bool((margin(lse, right, budget) > 1).any()):
+        return True
+    shown = torch.log1p(moved.clamp(min=-1.0)).abs()  # -inf where nothing is left
+    return bool((shown <= 2 * budget[usable]).all())  # the arm's own error and what was rounded here
 
 
 def _numbers(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,8 @@ BATCH = 100
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What decides which cases are drawn: same batch, same cases, in the same order. work: max_work of cases/strategies.py."""
+    """What decides which cases are drawn: same batch, same cases, in the same order. work: max_work of cases/strategies.py; rarely: by what
+    it is multiplied in one draw in eight."""
 
     family: str
     fits: Fits
@@ -26,6 +27,7 @@ class Batch:
     seed: int
     kernel: str
     number: int
+    rarely: int = 1
 
     @property
     def key(self) -> int:
@@ -71,4 +73,8 @@ def _ask(batch: Batch, test: Callable[[str], object], shrinking: bool) -> None:
     def example(case: object) -> None:
         test(str(case))
 
-    hypothesis.seed(batch.key)(rules(hypothesis.given(make(max_work=batch.work, fits=batch.fits))(example)))()
+    usual, large = (make(max_work=batch.work * factor, fits=batch.fits) for factor in (1, batch.rarely))
+    cases = usual
+    if batch.rarely > 1:
+        cases = importlib.import_module("hypothesis.strategies").integers(0, 7).flatmap(lambda number: large if number == 7 else usual)
+    hypothesis.seed(batch.key)(rules(hypothesis.given(cases)(example)))()

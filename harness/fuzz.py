@@ -10,10 +10,10 @@ import dataclasses
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from cases import parse_case
+from cases import Case, SparsePrefillCase, parse_case
 from cases.fits import Fits, read_fits
 from harness.drawing import Batch, draw, shrink
 from harness.pool import Job, Outcome
@@ -24,6 +24,10 @@ RIGHT = (Verdict.PASSED, Verdict.SKIPPED, Verdict.VACUOUS)
 """What `threearm run` does not hold against an arm."""
 WORK = {"cpu": {"sparse_prefill": 1 << 12, "indexer_topk": 1 << 16}, "cuda": {"sparse_prefill": 1 << 24, "indexer_topk": 1 << 27}}
 """max_work of a draw, where none is said: on a CPU at most 10 or 20 MFLOPs a launch, which take it milliseconds, on a GPU 40 GFLOPs."""
+RARELY = 16
+"""How much more work one draw in eight may have on a CPU where none is said: without it rows are hardly ever long there."""
+HOSTILE = {"values": ("nan", "inf", "poison"), "tail": ("live", "wild")}
+"""What shrinking does not bring in: it makes most kernels fail, and hardly ever for the reason why the drawn case did."""
 
 Signature = tuple[str, str]
 """What is wrong: (arm, check that did not pass, or verdict and phase where there is none)."""
@@ -55,11 +59,17 @@ class Plan:
         """max_work of a family's draws."""
         return self.work or WORK["cuda" if self.device.startswith("cuda") else "cpu"][family]
 
+    @property
+    def rarely(self) -> int:
+        """By what that is multiplied in one draw in eight."""
+        return 1 if self.work or self.device.startswith("cuda") else RARELY
+
 
 @dataclasses.dataclass
 class Finding:
     """A failure that was new. drawn, again: its two runs as drawn; shrunk: the run of the smallest case that fails in the same way, None
-    where it was not shrunk; tried: how many cases shrinking ran."""
+    where it was not shrunk; tried: how many cases shrinking ran; interrupted: before it was run again (`again` is `drawn` then) or while it
+    was being shrunk, so that `shrunk` is as far as that came."""
 
     signature: Signature
     drawn: Outcome
@@ -67,11 +77,17 @@ class Finding:
     shrunk: Outcome | None = None
     tried: int = 0
     seconds: float = 0.0
+    interrupted: bool = False
 
     @property
     def smallest(self) -> Outcome:
         """The run to look at."""
         return self.shrunk or self.drawn
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Kernel and case text of that run: findings that come down to the same one are one way to fail."""
+        return self.smallest.job.kernel, self.smallest.job.case
 
     @property
     def differs(self) -> str:
@@ -99,13 +115,43 @@ def signatures(outcome: Outcome) -> list[Signature]:
     return found
 
 
+def leads(signature: Signature, wrong: Iterable[Signature]) -> bool:
+    """Whether it is the first thing that is wrong with its arm."""
+    return next((other for other in wrong if other[0] == signature[0]), None) == signature
+
+
+def brings_in(case: Case, drawn: Case) -> bool:
+    """Whether a case has hostile input that the drawn one had not."""
+    return any(getattr(case, key, "") in words and getattr(case, key) != getattr(drawn, key) for key, words in HOSTILE.items())
+
+
+@dataclasses.dataclass
+class Reach:
+    """How far the cases went that were run: the largest number of rows, topk and number of keys, and every number of heads."""
+
+    rows: int = 0
+    topk: int = 0
+    keys: int = 0
+    heads: set[int] = dataclasses.field(default_factory=set)
+
+    def add(self, case: Case) -> None:
+        """Count a case in."""
+        rows, heads = (case.s_q, case.h_q) if isinstance(case, SparsePrefillCase) else (case.num_q, case.h)
+        self.rows, self.topk, self.keys = max(self.rows, rows), max(self.topk, case.topk), max(self.keys, case.s_kv)
+        self.heads.add(heads)
+
+    def __str__(self) -> str:
+        heads = f"{min(self.heads)} to {max(self.heads)}" if len(self.heads) > 2 else " and ".join(map(str, sorted(self.heads)))
+        return f"rows up to {self.rows:,}, topk up to {self.topk:,}, keys up to {self.keys:,}, heads {heads}"
+
+
 class Source:
     """Jobs of one kernel without end, each case once: batch after batch, the arms that take the case."""
 
     def __init__(self, kernel: dict[str, Any], plan: Plan) -> None:
         self.name, self.arms = kernel["name"], kernel["arms"]
         self.fits: Fits = read_fits(kernel["fits"])
-        self.first = Batch(kernel["family"], self.fits, plan.work_of(kernel["family"]), plan.seed, self.name, 0)
+        self.first = Batch(kernel["family"], self.fits, plan.work_of(kernel["family"]), plan.seed, self.name, 0, plan.rarely)
         self.origin: dict[str, Batch] = {}
         self.refused = 0
 
@@ -138,11 +184,12 @@ class Campaign:
                  tell: Callable[[Campaign], None]) -> None:
         self.plan, self.pool, self.keep, self.tell = plan, pool, keep, tell
         self.sources = {kernel["name"]: Source(kernel, plan) for kernel in kernels}
-        self.known: dict[tuple[str, str], frozenset[Signature]] = {}
+        self.known: dict[tuple[str, str], tuple[Signature, ...]] = {}
         self.seen: set[Signature] = set()
         self.new: list[Outcome] = []
         self.findings: list[Finding] = []
         self.verdicts: Counter[Verdict] = Counter()
+        self.reach: dict[str, Reach] = {}
         self.cases = self.failed = 0
         self.start = time.monotonic()
         self.aside = 0.0  # seconds that went into findings
@@ -160,9 +207,14 @@ class Campaign:
         return self.cases / seconds, sum(self.verdicts.values()) / seconds
 
     @property
+    def ways(self) -> int:
+        """In how many ways cases failed: findings, those that were shrunk to the same case counted once."""
+        return len({finding.shown for finding in self.findings})
+
+    @property
     def enough(self) -> bool:
         """Whether as much was found as was asked for."""
-        return 0 < self.plan.stop_after <= len(self.findings)
+        return 0 < self.plan.stop_after <= self.ways
 
     @property
     def over(self) -> bool:
@@ -170,8 +222,17 @@ class Campaign:
         return self.enough or self.elapsed >= self.plan.seconds
 
     def run(self) -> None:
-        """Until time is up, or enough was found. Raises what the pool raises."""
+        """Until time is up, or enough was found. Raises what the pool raises, and KeyboardInterrupt: what is new is then
+        among the findings, shrunk as far as that has come."""
         self.start = time.monotonic()
+        try:
+            self._run()
+        except KeyboardInterrupt:
+            self.findings += [Finding(signatures(outcome)[0], outcome, outcome, interrupted=True) for outcome in self.new]
+            self.new.clear()
+            raise
+
+    def _run(self) -> None:
         stream = _in_turn([source.jobs() for source in self.sources.values()])
         while not self.over:
             for outcome in self.pool.run(self._until_something_is_new(stream)):
@@ -186,8 +247,10 @@ class Campaign:
 
     def _note(self, outcome: Outcome) -> None:
         wrong = signatures(outcome)
-        self.known[outcome.job.kernel, outcome.job.case] = frozenset(wrong)
+        self.known[outcome.job.kernel, outcome.job.case] = tuple(wrong)
         self.cases += 1
+        case = parse_case(outcome.job.case)
+        self.reach.setdefault(case.family, Reach()).add(case)
         self.failed += bool(wrong)
         for record in outcome.records:
             self.verdicts[record.verdict] += 1
@@ -200,43 +263,50 @@ class Campaign:
         """Run it again; shrink it if it fails again in the same way."""
         start, self.doing = time.monotonic(), f"running {outcome.job.kernel} again"
         self.tell(self)
-        signature = signatures(outcome)[0]
-        finding = Finding(signature, outcome, self.pool.one(outcome.job))
-        if signature in signatures(finding.again):
-            self._shrink(finding, start + self.plan.shrink_seconds)
-        finding.seconds = time.monotonic() - start
-        self.findings.append(finding)
+        finding = Finding(signatures(outcome)[0], outcome, outcome)
+        try:
+            finding.again = self.pool.one(outcome.job)
+            if finding.signature in signatures(finding.again):
+                self._shrink(finding, start + self.plan.shrink_seconds)
+        except KeyboardInterrupt:
+            finding.interrupted = True
+            raise
+        finally:
+            finding.seconds = time.monotonic() - start
+            self.findings.append(finding)
         self.aside, self.doing = self.aside + finding.seconds, ""
         self.tell(self)
 
     def _shrink(self, finding: Finding, until: float) -> None:
-        """Leave the smallest case that fails in the same way in `finding`. Once time is over, a case that was never run counts as right;
+        """Leave the smallest case that fails in the same way in `finding`, at any time the smallest so far: in the same first check of the
+        same arm, and without hostile input that the drawn case had not. Once time is over, a case that was never run counts as right;
         whatever was once said of a case stays, so that Hypothesis meets no contradiction."""
-        job = finding.drawn.job
+        job, drawn = finding.drawn.job, parse_case(finding.drawn.job.case)
         source, told = self.sources[job.kernel], {job.case: True}  # cases drawn before it are known, too: all of them were run
         outcomes = {job.case: finding.again}
 
         def fails(text: str) -> bool:
             if text not in told:
                 known = self.known.get((job.kernel, text))
-                told[text] = finding.signature in (known if known is not None else run(text))
+                told[text] = not brings_in(parse_case(text), drawn) and leads(finding.signature, run(text) if known is None else known)
+                if told[text] and text in outcomes:  # Hypothesis goes on from the last case that failed
+                    finding.shrunk = outcomes[text]
             return told[text]
 
-        def run(text: str) -> frozenset[Signature]:
+        def run(text: str) -> tuple[Signature, ...]:
             case = source.job(text)
             if not case.arms or time.monotonic() >= until:
-                return frozenset()
+                return ()
             finding.tried += 1
             left = until - time.monotonic()
             self.doing = f"shrinking {' '.join(finding.signature)}: {finding.tried} tried, {left:.0f} s left"
             self.tell(self)
             outcomes[text] = self.pool.one(case)
-            self.known[job.kernel, text] = frozenset(signatures(outcomes[text]))
+            self.known[job.kernel, text] = tuple(signatures(outcomes[text]))
             return self.known[job.kernel, text]
 
         smallest = shrink(source.origin[job.case], fails) or job.case
-        if smallest != job.case:
-            finding.shrunk = outcomes.get(smallest) or self.pool.one(source.job(smallest))
+        finding.shrunk = None if smallest == job.case else outcomes.get(smallest) or self.pool.one(source.job(smallest))
 
 
 def _in_turn(streams: list[Iterator[Job]]) -> Iterator[Job]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import difflib
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +20,8 @@ from rich.text import Text
 from cases import FAMILIES
 from cases.suites import CORPUS
 from harness.asking import Settings
-from harness.client import Unfit
-from harness.fuzz import Campaign, Finding, Plan
+from harness.client import Unfit, WorkerOptions
+from harness.fuzz import RIGHT, Campaign, Finding, Plan
 from harness.options import (
     INTERRUPTED,
     NOTHING_RAN,
@@ -31,10 +32,12 @@ from harness.options import (
     Load,
     Memory,
     NowAndThen,
+    OfFamily,
     Timeout,
     ask,
     choose,
     console,
+    counted,
     fail,
     replay_options,
     say,
@@ -48,15 +51,16 @@ from harness.verdicts import Check, Verdict
 from reports import failure
 
 MOST_WORKERS = 2  # for one kernel on a GPU: more processes take turns on the device, and each launch waits for its turn
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+SHOWN_WHERE = 3  # lines of a shrunk failure that say where it was as drawn
+Options = Callable[[Record], list[str]]  # what a replay line of a record needs besides
+UNITS = {"s": 1, "m": 60, "h": 3600}
 
-OfFamily = Annotated[str, typer.Option("--family", help="sparse_prefill or indexer_topk alone.")]
 Duration = Annotated[str, typer.Option("--time", help="How long cases are drawn: 90s, 10m, 2h.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same cases, in the same order for each kernel.")]
 Work = Annotated[int, typer.Option("--work", min=0, max=1 << 40,
                                    help="Dot products of a launch, at most (query rows x heads x width or keys); 0: for the device.")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Worker processes for each kernel; 0: what the cores give.")]
-Save = Annotated[bool, typer.Option("--save", help="Append what was found to cases/corpus/FAMILY.txt.")]
+Save = Annotated[bool, typer.Option("--save", help="Append what was found to cases/corpus/FAMILY.txt, on CUDA FAMILY-gpu.txt.")]
 ShrinkTime = Annotated[str, typer.Option("--shrink-time", help="How long one failure is shrunk: 60s, 5m; 0: not at all.")]
 StopAfter = Annotated[int, typer.Option("--stop-after", min=0, help="End after so many findings; 0: when time is up.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are made.")]
@@ -73,6 +77,7 @@ def fuzz(family: OfFamily = "", arm: Arms = None, time: Duration = "10m", device
     options = worker_options(device, load, broken, arm, memory)
     seconds, shrink_seconds = in_seconds("--time", time), in_seconds("--shrink-time", shrink_time)
     described = ask(options, [])
+    suggest_broken(arm, described["kernels"], options)
     options = dataclasses.replace(options, device=described["device"])
     kernels = [usable(kernel, options) for kernel in chosen(described["kernels"], family, arm, broken)]
     kernels = [kernel for kernel in kernels if kernel["arms"]]
@@ -96,12 +101,13 @@ def fuzz(family: OfFamily = "", arm: Arms = None, time: Duration = "10m", device
         folder.finish()
     except (RunError, Unfit) as error:
         fail(str(error), NOTHING_RAN)
-    for finding in campaign.findings:
-        for line in told(finding, seed, lambda record: replay_options(record, options, settings)):
-            say(line)
-    if save:
-        saved(campaign.findings, seed)
-    say(summary(campaign))
+    for text in all_told(campaign.findings, seed, lambda record: replay_options(record, options, settings)):
+        say(text)
+    if save and campaign.findings:
+        saved(campaign.findings, seed, "-gpu" if options.device.startswith("cuda") else "", loaded(described["kernels"], options))
+    say(("interrupted: " if interrupted else "") + summary(campaign))
+    if campaign.failed:
+        say(f"every failure as drawn: threearm report {folder.path} --failures")
     say(f"records: {folder.path}")
     raise typer.Exit(exit_code(campaign, interrupted))
 
@@ -115,9 +121,32 @@ def chosen(kernels: list[dict[str, Any]], family: str, arms: list[str] | None, b
     return named
 
 
+def suggest_broken(arms: list[str] | None, kernels: list[dict[str, Any]], options: WorkerOptions) -> None:
+    """Exit 2 for an --arm that is the name of a broken kernel without broken_: it is not among the kernels, so nothing else would say."""
+    unknown = [name for name in (text.partition("/")[0] for text in arms or ()) if name not in {kernel["name"] for kernel in kernels}]
+    if not unknown or options.broken:
+        return
+    everything = [kernel["name"] for kernel in ask(dataclasses.replace(options, broken=True), [])["kernels"]]
+    for name in unknown:
+        near = difflib.get_close_matches(f"broken_{name}", everything, n=1, cutoff=0.9)
+        if near:
+            fail(f"unknown kernel {name!r}: did you mean {near[0]!r}?")
+
+
+def loaded(kernels: list[dict[str, Any]], options: WorkerOptions) -> dict[str, str]:
+    """The option that brings a kernel along which the project has not, by its name: --load with the files' names."""
+    if not options.load:
+        return {}
+    own = {kernel["name"] for kernel in ask(dataclasses.replace(options, load=()), [])["kernels"]}
+    words = "".join(f" --load {Path(file).name}" for file in options.load)
+    return {kernel["name"]: words for kernel in kernels if kernel["name"] not in own}
+
+
 def in_seconds(option: str, text: str) -> float:
-    """`90`, `90s`, `10m` or `2h` in seconds; exit 2 for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    """`90s`, `10m` or `2h` in seconds, and 0; exit 2 for anything else."""
+    if text == "0":
+        return 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     if not found:
         fail(f"{option} {text}: allowed is a number with s, m or h, for example 10m")
     return float(found[1]) * UNITS[found[2]]
@@ -154,11 +183,26 @@ def line(campaign: Campaign) -> str:
     """Cases, rate, failures, time left, and what takes long just now."""
     cases, arms = campaign.rates
     left = max(0, round(campaign.plan.seconds - campaign.elapsed))
-    return (f"{campaign.cases:,} cases  {cases:.1f}/s ({arms:.1f} arms/s)  {campaign.failed:,} failed, {len(campaign.findings)} found  "
+    return (f"{campaign.cases:,} cases  {cases:.1f}/s ({arms:.1f} arms/s)  {campaign.failed:,} failed, {campaign.ways} found  "
             f"{left // 60}:{left % 60:02} left{'  ' + campaign.doing if campaign.doing else ''}")
 
 
-def told(finding: Finding, seed: int, options: Any) -> list[str]:
+def all_told(findings: list[Finding], seed: int, options: Options) -> list[str]:
+    """Every finding; one that was shrunk to what is told already in one line."""
+    lines: list[str] = []
+    before: set[tuple[str, str]] = set()
+    for finding in findings:
+        if finding.shown in before:
+            flaky = f"; FLAKY as drawn: {finding.differs}" if finding.differs else ""
+            lines += [f"FAILED  {', '.join(finding.signature)}: shrunk to the case above, {finding.shown[1]}, "
+                      f"from {finding.drawn.job.case}{flaky}", ""]
+        else:
+            lines += told(finding, seed, options)
+        before.add(finding.shown)
+    return lines
+
+
+def told(finding: Finding, seed: int, options: Options) -> list[str]:
     """A finding as `threearm run` tells a failure, with where it came from; one that differs from itself with both of its runs."""
     def wrong(records: list[Record]) -> list[Record]:
         return [record for record in records if record.verdict not in failure.HARMLESS]
@@ -168,35 +212,52 @@ def told(finding: Finding, seed: int, options: Any) -> list[str]:
         lines.append(f"  FLAKY: the same case twice: {finding.differs}. The second run:")
         again = wrong(finding.again.records)
         lines += failure.describe_all(again, options) if again else ["  everything PASSED"]
-    how = f"shrunk in {finding.seconds:.0f} s, {finding.tried} cases tried, from {finding.drawn.job.case}" if finding.shrunk else "as drawn"
-    return [*lines, f"  found by threearm fuzz --seed {seed}: {how}", ""]
+    how = f"shrunk in {finding.seconds:.0f} s, {counted(finding.tried, 'case')} tried" if finding.shrunk else "as drawn"
+    if finding.interrupted:
+        how += ", interrupted before it was run again" if finding.again is finding.drawn else ", interrupted while it was being shrunk"
+    lines.append(f"  found by threearm fuzz --seed {seed}: {how}")
+    return [*lines, *(as_drawn(finding, options) if finding.shrunk else []), ""]
 
 
-def saved(findings: list[Finding], seed: int) -> None:
-    """Append what was found to the corpus, a case once."""
+def as_drawn(finding: Finding, options: Options) -> list[str]:
+    """Where the check that did not pass was wrong before shrinking, and the line that repeats that."""
+    arm, name = finding.signature
+    record = next(record for record in finding.drawn.records if record.arm == arm)
+    check = next((check for check in record.checks if check.name == name and check.verdict not in RIGHT), None)
+    what = f"{check.verdict.value} {name}  {check.detail}" if check else f"{record.verdict.value}  {record.detail}"
+    lines = [f"  as drawn: {what}"]
+    lines += [f"             where: {where}" for where in (check.where if check else [])[:SHOWN_WHERE]]
+    return [*lines, f"    repeat: {failure.replay_line(record, options(record))}"]
+
+
+def saved(findings: list[Finding], seed: int, suffix: str, load: dict[str, str]) -> None:
+    """Append what was found to the corpus, a case once. suffix: of the file's name; load: options that bring kernels along, by name."""
     for finding in findings:
         case, (arm, check) = finding.smallest.job.case, finding.signature
-        path = CORPUS / f"{case.partition(':')[0]}.txt"
+        path = CORPUS / f"{case.partition(':')[0]}{suffix}.txt"
         try:
             there = path.read_text(encoding="utf-8") if path.is_file() else ""
             if any(text.partition("#")[0].strip() == case for text in there.splitlines()):
                 continue
             with open(path, "a", encoding="utf-8") as file:
-                file.write(f"# {datetime.date.today()} {arm}, {check}: found by threearm fuzz --seed {seed}\n{case}\n")
+                file.write(f"# {datetime.date.today()} {arm}, {check}: found by threearm fuzz --seed {seed}"
+                           f"{load.get(finding.drawn.job.kernel, '')}\n{case}\n")
         except OSError as error:
             fail(f"cannot write {path}: {error.strerror}")
         say(f"saved: {path}: {case}")
 
 
 def summary(campaign: Campaign) -> str:
-    """What was run, how fast, what came out."""
+    """What was run, how fast, what came out, how far it went."""
     cases, arms = campaign.rates
     counts = ", ".join(f"{campaign.verdicts[verdict]:,} {verdict.value}" for verdict in Verdict if campaign.verdicts[verdict])
     refused = sum(source.refused for source in campaign.sources.values())
-    lines = [f"{campaign.cases:,} cases in {campaign.elapsed:.0f} s, {cases:.1f} a second ({arms:.1f} arms a second)",
-             counts or "nothing ran",
-             f"{campaign.failed:,} cases failed, in {len(campaign.findings)} ways"]
-    return "\n".join([*lines, *([f"{refused:,} drawn cases were taken by no arm"] if refused else [])])
+    lines = ["nothing ran"]
+    if campaign.cases:
+        lines = [f"{counted(campaign.cases, 'case')} in {campaign.elapsed:.0f} s, {cases:.1f} a second ({arms:.1f} arms a second)", counts,
+                 f"{counted(campaign.failed, 'case')} failed, in {counted(campaign.ways, 'way')}" if campaign.failed else "no case failed",
+                 "reached: " + "; ".join(f"{family}: {reach}" for family, reach in campaign.reach.items())]
+    return "\n".join([*lines, *([f"{counted(refused, 'drawn case')} taken by no arm"] if refused else [])])
 
 
 def exit_code(campaign: Campaign, interrupted: bool) -> int:

@@ -30,8 +30,9 @@ PATTERN = bytes((0xFF, 0x7F, 0xFF, 0xFF))
 """NaN as fp32, fp16, bf16, e4m3 and e5m2, but never twice in a row the NaN that a device writes; as int32 -32769."""
 SHOWN = 4
 _deterministic = torch._C._set_deterministic_algorithms  # torch's own wrapper imports its compiler: 1.7 s
-MAKERS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros")
-"""Operations of torch whose result gets bands: those without values, and zeros, as which counters and outputs often start."""
+MAKERS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros",
+          "full", "full_like", "new_full", "ones", "ones_like", "new_ones")
+"""Operations of torch whose result gets bands: those without values, and those of one value, as which counters and outputs often start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +158,8 @@ class _Memory(TorchDispatchMode):
         made = self.guards.make(tuple(shape.shape), shape.stride(), shape.dtype, device)
         if made is None:
             return operation(*args, **kwargs)
-        if maker.startswith(("zeros", "new_zeros")):
-            made.zero_()
+        if "empty" not in maker:
+            made.copy_(operation(*args, **kwargs))
         return made
 
     def _through(self, operation: Any, args: Any, kwargs: Any) -> Any:

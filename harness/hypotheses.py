@@ -27,6 +27,7 @@ LEAST = 0.5  # share of the bad elements that the named hypothesis explains at l
 HOPE = 0.2  # and on the few rows on which all are tried first
 ELSEWHERE = 0.02  # weight of what a hypothesis would do to rows that are right
 TIE = 1e-3  # scores this near are one
+FREEDOM = 0.1  # by how much more a hypothesis that is fitted to the outputs must explain than one that is not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +92,15 @@ class Hypothesis:
 
     entries: view -> int64 [n, any width], the kv rows that are used, -1 for none, s_kv for a row of zeros; a View method gives what is
     right. change: view -> new values of q_scale, kv_scale (floats) or sink (fp32 [h_q] or None). after: (expected of these rows and heads,
-    view) -> the same as the fault leaves it.
+    view) -> the same as the fault leaves it. fitted: (the outputs of these rows and heads, expected) -> the same, with a
+    number that is read off the outputs themselves; None where it cannot be the fault.
     """
 
     name: str
     entries: Callable[[View], torch.Tensor] | None = None
     change: Callable[[View], dict[str, float | torch.Tensor | None]] | None = None
     after: Callable[[Expected, View], Expected] | None = None
+    fitted: Callable[[Outputs, Expected], Expected | None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +187,8 @@ class Contest:
                 self.best = dataclasses.replace(self.best, others=(*self.best.others, hypothesis.name))
             return twin.score
         expected = expected_under(hypothesis, self.view, self.quick)
+        if hypothesis.fitted and expected is not None:
+            expected = hypothesis.fitted(self.seen, expected)
         if expected is None:
             return 0.0
         ratios, now = margins(self.seen, expected), errors(self.seen, expected)
@@ -191,8 +196,10 @@ class Contest:
         found = _judge(hypothesis.name, self.bad, fits, [ratio > 1 for ratio in ratios], self.rows)
         if signature is not None:
             self.known[signature] = found
-        if self.best is None or found.score > self.best.score + TIE:
+        if self.best is None or found.score > self.best.score + (FREEDOM if hypothesis.fitted else TIE):
             self.best = found
+        elif hypothesis.fitted:
+            pass  # it holds whatever is a case of it
         elif found.score > self.best.score - TIE:
             self.best = dataclasses.replace(self.best, others=(*self.best.others, found.name))
         return found.score

@@ -10,6 +10,7 @@ import torch
 
 POWERS = (64, 128, 256, 512, 1024, 2048, 4096)  # of lengths and positions: blocks, pairs, pages, buffers
 EDGES = (8, 16, 32, *POWERS, 6144)  # of row numbers, heads and columns
+NEARLY_ALL = 0.9  # beyond it what is bad has no border, but exceptions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,16 +119,17 @@ def explain(bad_rows: torch.Tensor, rows: Rows) -> str:
 
 
 def best_fit(bad: torch.Tensor, sets: dict[str, torch.Tensor], what: str = "bad rows", least: float = 0.5) -> str:
-    """The named set that overlaps most with the bad ones, as a line of text; "" if none overlaps by `least`, or all are bad.
-    Sets that hold everything are passed over.
+    """The named set that overlaps most with the bad ones, as a line of text; "" if none overlaps by `least`, or nearly all are bad.
+    A border separates: sets that hold everything are passed over, and those beyond which most are bad as well.
 
     bad and each set: bool [n], over the same n things; what: what they are.
     """
-    if bool(bad.all()):
+    if int(bad.sum()) > NEARLY_ALL * len(bad):
         return ""
     best, score = "", 0.0
     for name, members in sets.items():
-        if bool(members.all()):  # no border: everything is on its far side
+        outside = int((~members).sum())
+        if not outside or 2 * int((bad & ~members).sum()) > outside:  # no border: everything is on its far side, or both sides are bad
             continue
         both, either = int((members & bad).sum()), int((members | bad).sum())
         if either and both / either > score:

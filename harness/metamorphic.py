@@ -15,6 +15,7 @@ from arms.kernel import Launch, Outputs
 from harness import checks
 from harness.compare import values_differ
 from harness.guard import Guards
+from harness.scales import scales_traded
 from harness.stress import NotCaptured, replayed, while_busy
 from harness.variations import (
     GRAIN,
@@ -41,6 +42,7 @@ def relations(subject: Subject) -> list[Check]:
     found = equalities(subject)
     found += told("indices-permuted", lambda: indices_permuted(subject))
     found += told("batch-split", lambda: batch_split(subject))
+    found += told("scales-traded", lambda: scales_traded(subject))
     if not exactly_padded(subject):
         found += told("padded", lambda: padded_by_promise(subject))
     return found
@@ -166,7 +168,7 @@ def part(subject: Subject, rows: slice) -> Outputs:
 
 
 def cut_at_length(subject: Subject) -> Check | None:
-    """topk_length cut to L, on the indices as given against the same with -1 from there on; L is no multiple of 64. Two launches.
+    """topk_length cut to L, on the indices as given against the same with -1 from there on; L is no multiple of 64. Three launches.
     None without a length, or where no row is longer than one entry."""
     p, length = subject.problem, subject.length
     longest = 0 if length is None else int(length.max())
@@ -176,7 +178,7 @@ def cut_at_length(subject: Subject) -> Check | None:
         return None
     short = length.clamp(max=limit)
     beyond = torch.arange(p.indices.shape[2], device=subject.device) >= short[:, None, None]
-    given = subject.call(p, short)
+    given = subject.call(p, short, first=length)  # the launch is given other lengths before: what it keeps of them would show
     cut = subject.call(dataclasses.replace(p, indices=p.indices.masked_fill(beyond, -1)), short.clone())
     rows = dataclasses.replace(subject.rows, length=short.cpu().long())
     check = checks.same("cut-at-length", given, cut, rows, ("entries past it", "-1 past it"))

@@ -168,7 +168,8 @@ def seconds_of(outcome: Outcome) -> float:
 class Matrix:
     """What was found. whole: whether faults are all there are of their families. cells: by fault's kernel and case. accused: records of
     right arms that are wrong, by a check or otherwise; errors: the harness's own faults; ran: how many cases each right kernel was taken
-    through; emitted: the checks that right arms had, by family."""
+    through; met: those cases; emitted: the checks that right arms had, by family. done, total: jobs, total as far as it is known;
+    interrupted: not all were done, and a fault counts only if its own case was."""
 
     faults: list[Fault]
     device: str
@@ -177,7 +178,11 @@ class Matrix:
     accused: list[Record] = dataclasses.field(default_factory=list)
     errors: list[Record] = dataclasses.field(default_factory=list)
     ran: dict[str, int] = dataclasses.field(default_factory=dict)
+    met: set[str] = dataclasses.field(default_factory=set)
     emitted: dict[str, set[str]] = dataclasses.field(default_factory=dict)
+    done: int = 0
+    total: int = 0
+    interrupted: bool = False
 
     def __post_init__(self) -> None:
         self.names = {fault.kernel for fault in self.faults}
@@ -185,17 +190,20 @@ class Matrix:
     def add(self, outcome: Outcome) -> None:
         """Take in what a job gave."""
         kernel, case = outcome.job.kernel, outcome.job.case
+        self.done += 1
         self.errors += [record for record in outcome.records if record.verdict is Verdict.ERROR]
         if kernel in self.names:
             self.cells[kernel, case] = Cell(caught(outcome.records), seconds_of(outcome))
             return
         self.ran[kernel] = self.ran.get(kernel, 0) + 1
+        self.met.add(case)
         self.accused += [record for record in outcome.records if record.verdict in ACCUSED]
         self.emitted.setdefault(family_of(case), set()).update(check.name for record in outcome.records for check in record.checks)
 
     def tried(self) -> list[Fault]:
-        """The faults that can be tried on this device."""
-        return can_show(self.faults, self.device)
+        """The faults that can be tried on this device; after an interrupt those that were, on their own case."""
+        possible = can_show(self.faults, self.device)
+        return [fault for fault in possible if (fault.kernel, fault.case) in self.cells] if self.interrupted else possible
 
     def own(self, fault: Fault) -> Cell:
         """The fault on its own case; nothing caught where that was not run."""
@@ -219,9 +227,12 @@ class Matrix:
 
     def missed(self) -> list[tuple[Fault, list[str]]]:
         """Faults that are caught, but not by every check that must, on their own case: with the ones that did not."""
-        wanting = [(fault, [check for check in (fault.check, *fault.also) if check not in self.own(fault).caught])
-                   for fault in self.tried() if self.by(fault)]
+        wanting = [(fault, self.wanting(fault)) for fault in self.tried() if self.by(fault)]
         return [(fault, checks) for fault, checks in wanting if checks]
+
+    def wanting(self, fault: Fault) -> list[str]:
+        """The checks that must catch a fault on its own case and have not."""
+        return [check for check in (fault.check, *fault.also) if check not in self.own(fault).caught]
 
     def caught_by(self, family: str, check: str) -> list[Fault]:
         """The faults of a family that a check caught."""

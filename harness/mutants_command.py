@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +23,7 @@ from harness.options import (
     Load,
     Memory,
     NowAndThen,
+    OfFamily,
     ask,
     console,
     errors,
@@ -33,6 +34,7 @@ from harness.options import (
     worker_options,
 )
 from harness.pool import Outcome, Pool
+from harness.record import Record
 from harness.runfolder import RunInfo, now, revision
 from reports import mutants as report
 
@@ -40,7 +42,6 @@ SAMPLED, COMPLETE = 100, 2000
 """Generated cases, where --right does not say how many."""
 TIMED_SAMPLES = 30
 Complete = Annotated[bool, typer.Option("--complete", help=f"Every fault on every small case of its family; {COMPLETE:,} generated cases.")]
-OfFamily = Annotated[str, typer.Option("--family", help="sparse_prefill or indexer_topk alone.")]
 Named = Annotated[list[str] | None, typer.Option("--arm", help="A broken arm, with or without its broken_; repeat for several.")]
 Right = Annotated[int | None, typer.Option("--right", min=0, help=f"Generated cases for right arms; {SAMPLED}, or none with --arm.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seeds the generated cases.")]
@@ -63,21 +64,26 @@ def mutants(complete: Complete = False, family: OfFamily = "", arm: Named = None
     plan, machine = planned(faults, described, options, complete, count, seed), described["machine"]
     info = RunInfo(now(), sys.argv, [], [], {**machine, "threearm": revision()}, {})
     matrix = Matrix(faults, options.device, whole=not arm)
+
+    def repeat(record: Record) -> list[str]:
+        return replay_options(record, options, Settings())
+
     try:
-        run(plan, matrix, options, workers)
+        run(plan, matrix, options, workers, lambda outcome: report.news(matrix, outcome, repeat))
     except KeyboardInterrupt:
-        errors.print(f"interrupted after {len(matrix.cells)} pairs of fault and case, which are not kept", highlight=False)
-        raise typer.Exit(INTERRUPTED) from None
+        matrix.interrupted = True
     except Unfit as error:
         fail(str(error), NOTHING_RAN)
     info.finished, drawn = now(), sum(map(len, plan.generated.values()))
     if markdown:
         print(report.page(info, matrix, drawn), end="")
     else:
+        if matrix.interrupted:
+            say(report.how_far(matrix))
         console.print(report.terminal(matrix))
-        for line in report.findings(matrix, drawn, lambda record: replay_options(record, options, Settings())):
+        for line in report.findings(matrix, drawn, repeat):
             say(line)
-    raise typer.Exit(1 if matrix.wrong else 0)
+    raise typer.Exit(1 if matrix.wrong else INTERRUPTED if matrix.interrupted else 0)
 
 
 def chosen(faults: list[Fault], family: str, arms: list[str] | None) -> list[Fault]:
@@ -113,18 +119,20 @@ def planned(faults: list[Fault], described: dict[str, Any], options: WorkerOptio
     return Plan(can_show(faults, options.device), right, broken, cases, complete)
 
 
-def run(plan: Plan, matrix: Matrix, options: WorkerOptions, workers: int) -> None:
-    """Take every job through workers and fill the matrix."""
+def run(plan: Plan, matrix: Matrix, options: WorkerOptions, workers: int, news: Callable[[Outcome], list[str]]) -> None:
+    """Take every job through workers and fill the matrix. news: lines on what a job shows, told at once, on stderr."""
     cores = len(os.sched_getaffinity(0))
     count = workers or (min(cores, 2) if options.device.startswith("cuda") else cores)
     if "OMP_NUM_THREADS" not in os.environ:  # threads of several workers would wait for each other's cores
         options = dataclasses.replace(options, environment=(*options.environment, "OMP_NUM_THREADS=1"))
-    total = sum(1 for _ in plan.timed()) + sum(1 for _ in plan.jobs())
+    matrix.total = total = sum(1 for _ in plan.timed()) + sum(1 for _ in plan.jobs())
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task, told = bar.add_task("starting", total=total), NowAndThen(PAUSE)
         for done, outcome in enumerate(outcomes(plan, options, count), 1):
             matrix.add(outcome)
+            for line in news(outcome):
+                errors.print(line, highlight=False, markup=False)
             bar.update(task, completed=done, description=outcome.job.kernel)
             if not errors.is_terminal:
                 told.say(f"{done} of {total}  {outcome.job.kernel}  {outcome.job.case}")

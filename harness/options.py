@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from pathlib import Path
 from time import monotonic
@@ -23,6 +24,7 @@ from harness.verdicts import Verdict
 
 DECISIVE = ("TRITON_INTERPRET",)
 """Environment variables that decide how a kernel runs, so that a repeat line has to set them."""
+DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
 USAGE, NOTHING_RAN, INTERRUPTED = 2, 5, 130
 PAUSE = 30.0  # seconds between two lines of progress where stdout is no terminal
 
@@ -34,6 +36,7 @@ Suite = Annotated[str, typer.Option("--suite", help="A suite's name, or a file o
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto: cuda where there is one.")]
 Arms = Annotated[list[str] | None, typer.Option("--arm", help="kernel or kernel/arm; repeat for several. Default: all available.")]
 Load = Annotated[list[Path] | None, typer.Option("--load", help="A kernel file from outside the project; repeat for several.")]
+OfFamily = Annotated[str, typer.Option("--family", help="sparse_prefill or indexer_topk alone.")]
 Broken = Annotated[bool, typer.Option("--broken", help="Register the deliberately broken kernels of arms/broken.")]
 Overrides = Annotated[str, typer.Option("--set", help="key=value,... set anew on every case whose family has the key.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds per launch phase; 0: from the case's work.", min=0)]
@@ -48,6 +51,11 @@ Fp64 = Annotated[bool, typer.Option("--fp64", help="Compute the reference in fp6
 def say(text: str, style: str = "") -> None:
     """Plain text on stdout: neither wrapped nor coloured by what it looks like."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 case`, `2,000 cases`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def fail(message: str, code: int = USAGE) -> NoReturn:
@@ -70,6 +78,8 @@ def read_cases(texts: list[str] | None, suite: str, settings: str) -> list[str]:
 
 def worker_options(device: str, load: list[Path] | None, broken: bool, arms: list[str] | None, memory: float) -> WorkerOptions:
     """How workers are to be started. A broken arm that is named brings arms/broken along."""
+    if not DEVICES.fullmatch(device):
+        fail(f"--device {device}: allowed is cpu, cuda, cuda:1 or auto")
     missing = next((path for path in load or () if not path.is_file()), None)
     if missing:
         fail(f"--load {missing}: no such file")

@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from harness.hypotheses import Hypothesis, View
+from arms.kernel import Outputs
+from harness.hypotheses import Hypothesis, View, margins
 from references.sparse_prefill import Expected
+
+SCALED = "out scaled as a whole: out is a constant multiple c of the right one in each row and head"
 
 
 def scales() -> list[Hypothesis]:
@@ -38,6 +41,10 @@ def scales() -> list[Hypothesis]:
 
     return [
         Hypothesis("the sink left out", change=sink(lambda x: None)),
+        Hypothesis("the sink counted twice (out scaled by it once more)", after=lambda e, v: sunk(e, v)),
+        Hypothesis("the sink counted twice, in heads whose lse is below 0", after=lambda e, v: sunk(e, v, torch.lt)),
+        Hypothesis("the sink counted twice, in heads whose lse is above 0", after=lambda e, v: sunk(e, v, torch.gt)),
+        Hypothesis("the sink counted twice in the denominator", change=sink(lambda x: x + math.log(2))),
         Hypothesis("the sink of head h % 64", change=sink(lambda x: x[torch.arange(len(x), device=x.device) % 64])),
         Hypothesis("the sink of the next head", change=sink(lambda x: x.roll(-1))),
         Hypothesis("the sink of the first head for all", change=sink(lambda x: x[:1].expand_as(x))),
@@ -61,9 +68,27 @@ def scales() -> list[Hypothesis]:
     ]
 
 
-def outs(e: Expected, factor: float) -> Expected:
-    """out times a factor."""
-    return dataclasses.replace(e, out=e.out * factor, out_budget=e.out_budget * abs(factor), row_budget=e.row_budget * abs(factor))
+def outs(e: Expected, factor: float | torch.Tensor) -> Expected:
+    """out times a factor, one for all or [n, m]."""
+    each = torch.as_tensor(factor, dtype=e.out.dtype, device=e.out.device)[..., None]
+    return dataclasses.replace(e, out=e.out * each, out_budget=e.out_budget * each.abs(), row_budget=e.row_budget * each[..., 0].abs())
+
+
+def sunk(e: Expected, v: View, where: Callable[[torch.Tensor, float], torch.Tensor] | None = None) -> Expected:
+    """out with the sink taken in once more, in rows and heads whose lse is on one side of 0 or in all. An empty row's out is 0 anyhow."""
+    if v.inputs.sink is None:
+        return e
+    factor = torch.sigmoid(e.lse - v.inputs.sink[v.heads].to(e.lse.dtype)).nan_to_num(1.0)
+    return outs(e, factor if where is None else torch.where(where(e.lse, 0.0), factor, 1.0))
+
+
+def scaled(got: Outputs, e: Expected) -> Expected | None:
+    """out times the factor of each row and head by which the out that was given is nearest; where lse and max_logits are right."""
+    if any(bool((ratio > 1).any()) for ratio in margins(got, e)[1:]):
+        return None
+    out = got[0].to(e.out.dtype)
+    factor = (out * e.out).sum(-1) / e.out.square().sum(-1)
+    return outs(e, factor.nan_to_num(1.0, 1.0, 1.0))
 
 
 def statistic(e: Expected, name: str, factor: float) -> Expected:
@@ -105,4 +130,4 @@ def outputs() -> list[Hypothesis]:
         "out not divided by the denominator": lambda e, v: dataclasses.replace(
             e, out=e.out * (e.lse - e.max_logits).exp()[..., None], out_budget=e.out_budget * (e.lse - e.max_logits).exp()[..., None]),
     }
-    return [Hypothesis(name, after=after) for name, after in found.items()]
+    return [*(Hypothesis(name, after=after) for name, after in found.items()), Hypothesis(SCALED, fitted=scaled)]

@@ -3,7 +3,8 @@
 A hypothesis gives other scores, other windows, a gate or a buffer that keeps some candidates only, or another reading of the indices
 (topk_suspects.py lists them). What a choice does wrong by a hypothesis is counted in keys: those that had to be in and are not, those that
 must not be and are, entries that name nothing, keys too few or too many. Ties are free, so a hypothesis that makes scores tie is held to
-the share of the keys for which it does. The one that leaves the fewest of the wrong keys unexplained is named.
+the share of the keys for which it does. The one that leaves the fewest of the wrong keys unexplained is named; none where the case cannot
+tell most of them apart, and none that needs a NaN where no key with one was chosen.
 """
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ BAD_ROWS, GOOD_ROWS = 12, 4
 ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 28}
 """Dot products held at a time, rows * heads * keys; beyond it fewer rows are looked at."""
 LEAST = 0.5
+MOST_ALIKE = 0.5  # share of the suspects beyond which those that do equally well say nothing
 ELSEWHERE = 0.02  # weight of what a hypothesis would do to rows that are right
 TIE = 1e-3
 
@@ -53,6 +55,11 @@ class TopkView:
     @functools.cached_property
     def inside(self) -> torch.Tensor:
         return (self.key >= self.ks) & (self.key < self.ke)
+
+    @functools.cached_property
+    def unread(self) -> torch.Tensor:
+        """bool [n, s_kv]: keys of the window whose score is NaN."""
+        return self.inside & self.score.isnan()
 
     @functools.cached_property
     def kth(self) -> torch.Tensor:
@@ -133,6 +140,14 @@ def _spread(values: torch.Tensor, most: int) -> torch.Tensor:
     return values[torch.linspace(0, len(values) - 1, most, device=values.device).round().long()] if most else values[:0]
 
 
+def chosen_of(indices: torch.Tensor, s_kv: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which keys entries int32 [n, topk] name, bool [n, s_kv], and how often, int16."""
+    named = (indices >= 0) & (indices < s_kv)
+    times = torch.zeros(len(indices), s_kv + 1, dtype=torch.int16, device=indices.device)
+    times.scatter_add_(1, torch.where(named, indices, s_kv).long(), torch.ones_like(indices, dtype=torch.int16))
+    return times[:, :-1] > 0, times[:, :-1]
+
+
 def faults_of(view: TopkView, choice: Choice) -> tuple[torch.Tensor, float]:
     """What is wrong with each row of the arm's choice if it was made that way, in keys: int64 [n]. And the share of the keys that tie with
     the k-th then."""
@@ -140,10 +155,7 @@ def faults_of(view: TopkView, choice: Choice) -> tuple[torch.Tensor, float]:
     inside = view.inside if choice.inside is None else choice.inside
     indices = view.indices if choice.indices is None else choice.indices
     s_kv, topk = view.p.s_kv, view.p.topk
-    named = (indices >= 0) & (indices < s_kv)
-    times = torch.zeros(len(indices), s_kv + 1, dtype=torch.int16, device=indices.device)
-    times.scatter_add_(1, torch.where(named, indices, s_kv).long(), torch.ones_like(indices, dtype=torch.int16))
-    times, chosen = times[:, :-1], times[:, :-1] > 0
+    chosen, times = chosen_of(indices, s_kv)
     valid = inside & ~score.isnan()
     gap = score - kth_of(score, inside, topk)
     must, never = valid & (gap > view.eps), ~valid | (gap < -view.eps)
@@ -154,16 +166,19 @@ def faults_of(view: TopkView, choice: Choice) -> tuple[torch.Tensor, float]:
 
 
 def explain_choice(view: TopkView, hypotheses: list[TopkHypothesis]) -> str:
-    """The line that names the best hypothesis, "" if none explains half of what is wrong."""
+    """The line that names the best hypothesis, "" if none explains half of what is wrong, or most of them explain it alike."""
     before, tied_before = faults_of(view, Choice())
     wrong, total = before > 0, int(before.sum())
     if not total:
         return ""
+    nan_was_chosen = bool(chosen_of(view.indices, view.p.s_kv)[0].logical_and(view.unread).any())
     found: list[tuple[float, float, str]] = []
     for hypothesis in hypotheses:
         choice = hypothesis.make(view)
         if choice is None:
             continue
+        if choice.score is not None and not nan_was_chosen:  # then a key whose score is NaN is no key, whatever it would score
+            choice = dataclasses.replace(choice, score=choice.score.masked_fill(view.unread, torch.nan))
         left, tied = faults_of(view, choice)
         share = 1 - int(left[wrong].sum()) / total
         elsewhere = int(left[~wrong].sum()) / total  # a fault may be one of some rows
@@ -172,6 +187,8 @@ def explain_choice(view: TopkView, hypotheses: list[TopkHypothesis]) -> str:
     if best[0] < LEAST:
         return ""
     first = next(item for item in found if item[0] >= best[0] - TIE)
-    others = [name for score, _, name in found if score >= best[0] - TIE and name != first[2]][:5]
-    told = f" (here the same as: {'; '.join(others)})" if others else ""
+    others = [name for score, _, name in found if score >= best[0] - TIE and name != first[2]]
+    if len(others) + 1 > MOST_ALIKE * len(found):
+        return ""
+    told = f" (here the same as: {'; '.join(others[:5])})" if others else ""
     return f"explained by: {first[2]}; it leaves {1 - first[1]:.0%} of what is wrong with the keys{told}"

@@ -9,7 +9,7 @@ import torch
 
 from arms.topk import TopkProblem, TopkResult
 from harness.topk_localise import Windows, localise_members
-from harness.topk_relations import band_of_arm
+from harness.topk_relations import band_of_arm, counted, malformed_entries
 from harness.topk_sets import Band, compare
 from harness.verdicts import Check, Verdict
 
@@ -38,13 +38,17 @@ def reads_inputs(p: TopkProblem, launch: Callable[[], TopkResult], dense: Callab
     """The launch that was made ready for other contents, against a fresh torch_dense, by the latter's scores."""
     with rewritten(p):
         got, right = launch(), dense()
-        found = compare(got.indices, right.indices, band_of_arm(right, band, margins(got, right, error)), ("the launch", "torch_dense"))
+        new, labels = band_of_arm(right, band, margins(got, right, error)), ("the launch", "torch_dense")
+        found = compare(got.indices, right.indices, new, labels)
     check = Check("reads-inputs", Verdict.PASSED, "inputs rewritten in place: the launch chose by the new ones", bad=int(found.far.sum()),
                   total=len(found.rows))
     if check.bad:
         check.verdict, check.first = Verdict.FAILED, found.first
-        check.detail = (f"q, k, kv_scale and weights rewritten in place: {found.far_keys:,} keys of the launch are not those of the new "
-                        f"inputs, in {check.bad:,} rows")
+        apart = f"{counted(found.far_keys, 'key')} beyond ties and margins in one choice only, in {counted(check.bad, 'row')}"
+        if not found.far_keys:
+            apart = ("no key differs beyond ties and margins, but the entries do: "
+                     f"{malformed_entries(got.indices, right.indices, found.far, new, labels)}")
+        check.detail = f"q, k, kv_scale and weights rewritten in place: {apart}"
         check.where = localise_members(found.far, windows, found.places)
     return check
 

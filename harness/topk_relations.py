@@ -8,7 +8,7 @@ from arms.topk import UNBOUNDED, WAYS, TopkResult
 from harness.compare import values_differ
 from harness.topk_checks import REFUSED
 from harness.topk_localise import Windows, localise_members
-from harness.topk_sets import SHOWN, Band, Difference, compare
+from harness.topk_sets import SHOWN, Band, Difference, compare, in_window
 from harness.verdicts import Check, Verdict
 
 
@@ -48,8 +48,30 @@ def in_words(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {way}" for way, count in counts.items())
 
 
+def counted(number: int, what: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def malformed_entries(a: torch.Tensor, b: torch.Tensor, far: torch.Tensor, band: Band, labels: tuple[str, str]) -> str:
+    """What sets two choices apart in rows whose keys differ by none that is beyond ties and margins: entries that are no keys of the
+    window, keys named again, keys too few or too many. far: bool [num_q]."""
+    ks, ke = band.ks[far], band.ke[far]
+    counts = []
+    for indices in (a[far], b[far]):
+        named = in_window(indices, ks, ke)[0]
+        ordered = indices.sort(1)
+        again = (ordered.values[:, 1:] == ordered.values[:, :-1]) & (ordered.values[:, 1:] != -1)
+        keys = named.sum(1) - (again & named.gather(1, ordered.indices[:, 1:])).sum(1)
+        counts.append((((indices != -1) & ~named).sum(1), again.sum(1), keys))
+    kinds = ("entries that are no keys of the window", "entries that repeat another", "keys")
+    parts = [f"{kind}: {', '.join(f'{int(n.sum()):,} in {label}' for n, label in zip(pair, labels))}"
+             for kind, pair in zip(kinds, zip(*counts)) if bool((pair[0] != pair[1]).any())]
+    return f"{'; '.join(parts)} (in {counted(int(far.sum()), 'row')})"
+
+
 def _differs(found: Difference) -> str:
-    parts = [f"{found.keys:,} keys differ, in {int(found.rows.sum()):,} rows"] if found.keys else []
+    parts = [f"{counted(found.keys, 'key')} differ{'s' * (found.keys == 1)}, in {counted(int(found.rows.sum()), 'row')}"] if found.keys else []
     return ", ".join([*parts, f"{found.moved:,} rows in another order"] if found.moved else parts)
 
 
@@ -67,7 +89,10 @@ def same_choice(name: str, got: TopkResult, other: TopkResult, band: Band, windo
         check.detail = f"the same keys but for ties and margins: {told}"
     if check.bad:
         check.verdict, check.first = verdict, found.first
-        check.detail = f"{found.far_keys:,} keys beyond ties and margins are in one choice only, in {check.bad:,} rows; all told: {told}"
+        apart = f"{counted(found.far_keys, 'key')} beyond ties and margins in one choice only, in {counted(check.bad, 'row')}"
+        if not found.far_keys:
+            apart = f"not made up of the same keys: {malformed_entries(got.indices, other.indices, found.far, band, labels)}"
+        check.detail = f"{apart}; all told: {told}" if told else apart
         check.where = localise_members(found.far, windows, found.places)
     if got.values is not None and other.values is not None:
         _add_values(check, _ordered_values(got), _ordered_values(other), windows, labels, verdict if bitwise else Verdict.PASSED)
@@ -121,13 +146,18 @@ def dense_vs_litetopk(result: TopkResult, dense: TopkResult, band: Band, windows
 
     band: from `band_of_arm`; its margin is the error that both arms may have.
     """
-    found = compare(result.indices, dense.indices, band, ("litetopk", "dense"))
+    labels = ("litetopk", "dense")
+    found = compare(result.indices, dense.indices, band, labels)
     check = Check("dense-vs-litetopk", Verdict.PASSED, "the same keys in every row", bad=int(found.far.sum()), total=len(found.rows))
     if found.keys:
-        check.detail = f"{found.keys:,} keys differ, in {int(found.rows.sum()):,} rows, all of them ties or within the margins"
+        check.detail = f"{_differs(found)}, all of them ties or within the margins"
     if check.bad:
         check.verdict, check.first = Verdict.FAILED, found.first
-        check.detail = f"{found.far_keys:,} of {found.keys:,} keys that differ are beyond ties and margins, in {check.bad:,} rows"
+        check.detail = (f"{found.far_keys:,} beyond ties and margins, of {counted(found.keys, 'key')} in one choice only, in "
+                        f"{counted(check.bad, 'row')}")
+        if not found.far_keys:
+            apart = malformed_entries(result.indices, dense.indices, found.far, band, labels)
+            check.detail = f"no key differs beyond ties and margins, but the entries do: {apart}"
         check.where = localise_members(found.far, windows, found.places)
     return check, found.keys
 

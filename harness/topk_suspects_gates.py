@@ -24,6 +24,7 @@ def gates() -> dict[str, Make]:
         "rows whose scores are all equal left empty": kept(lambda v: (best_of(v) != worst_of(v))),
         "rows with a NaN left empty": kept(lambda v: ~(v.score.isnan() & v.inside).any(1, keepdim=True)),
         "NaN ranked first": lambda v: Choice(v.score.nan_to_num(torch.inf, torch.inf, -torch.inf)),
+        "NaN ranked last": lambda v: Choice(v.score.nan_to_num(-torch.inf, torch.inf, -torch.inf)),
         "the best key left out": kept(lambda v: (v.score != best_of(v)) | (v.ke - v.ks <= v.p.topk)),
         "keys that tie with the k-th left out": kept(lambda v: v.score > v.kth),
         "keys that score 0 left out": kept(lambda v: v.score != 0),

@@ -57,11 +57,15 @@ class Subject:
     def s_q(self) -> int:
         return self.inputs.case.s_q
 
-    def call(self, problem: Problem, length: Length) -> Outputs:
-        """Make a problem ready and launch it. Raises Raised where the kernel does, but what it has run out of and what poisons CUDA."""
+    def call(self, problem: Problem, length: Length, first: Length = None) -> Outputs:
+        """Make a problem ready and launch it, after a launch with the lengths `first`, if any. Raises Raised where the kernel does, but
+        what it has run out of and what poisons CUDA."""
         self.phase("launch")
         try:
-            return self.finish(self.ready(problem)(length), problem)
+            launch = self.ready(problem)
+            if first is not None:
+                launch(first)
+            return self.finish(launch(length), problem)
         except (torch.cuda.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:

@@ -131,6 +131,8 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         self.phase("", "inputs")
+        torch.set_default_dtype(torch.float32)  # a kernel may have left another
+        torch.set_default_device(None)
         start = time.perf_counter()
         self.inputs = family.make_inputs(case, self.device)
         self.digests = self.inputs.digests()

@@ -5,19 +5,27 @@ import os
 import shlex
 from collections.abc import Callable
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Column, Table
+from rich.text import Text
 
 from cases.fault import Fault
-from harness.mutants import Matrix
+from harness.mutants import ACCUSED, Matrix, can_show
+from harness.options import counted
+from harness.pool import Outcome
 from harness.record import Record
 from harness.runfolder import RunInfo
-from harness.verdicts import CHECKS, CUDA_CHECKS
+from harness.verdicts import CHECKS, CUDA_CHECKS, Verdict
 from reports import failure
 from reports.cells import markdown_table
 
 SHOWN = 10
 """Records of accused arms that are told in full."""
+BORDER = 3
+"""What a column's border and padding take; a table has one more character."""
+LEGEND = """caught by: first the check that is there for it; +4: so many other checks caught it too
+ms: the whole case, with inputs, reference and every arm; left out where there is no room
+idle: a check that caught no fault; accused: a right arm that some check did not pass, or that ended its worker"""
 
 
 def caught_by(matrix: Matrix, fault: Fault) -> str:
@@ -34,21 +42,49 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.0f}"
 
 
+class FaultTable:
+    """A line a fault: name, what caught it, its case, milliseconds. Where the case's keys do not all fit beside the others, ms is left
+    out; where they still do not, the case stands below the name. Nothing is cut off."""
+
+    def __init__(self, title: str, rows: list[tuple[str, str, str, str]]) -> None:
+        self.title, self.rows = title, [(name, found, case.replace(",", ", "), ms) for name, found, case, ms in rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        name, found, _, ms = (max(map(len, column)) for column in zip(("fault", "caught by", "case", "ms"), *self.rows))
+        word = max(len(word) for row in self.rows for word in row[2].split())
+        least = name + found + word + 3 * BORDER + 1
+        beside = least <= options.max_width
+        timed = least + ms + BORDER <= options.max_width
+        heads = [Column("fault", no_wrap=beside, overflow="fold"), Column("caught by", no_wrap=beside, overflow="fold"),
+                 *([Column("case", overflow="fold")] if beside else []), *([Column("ms", justify="right", no_wrap=True)] if timed else [])]
+        table = Table(*heads, title=Text(self.title), title_justify="left", title_style="bold")
+        for name_, found_, case, ms_ in self.rows:
+            table.add_row(*([name_, found_, case] if beside else [f"{name_}\n{case}", found_]), *([ms_] if timed else []))
+        yield table
+
+
+def shown(matrix: Matrix, family: str) -> list[Fault]:
+    """The faults of a family that have a row; after an interrupt those that were tried."""
+    return [fault for fault in (matrix.tried() if matrix.interrupted else matrix.faults) if fault.family == family]
+
+
 def terminal(matrix: Matrix) -> RenderableType:
-    """For each family a line a fault, then a line a check."""
+    """For each family a line a fault, then a line a check; and what they mean."""
     parts: list[RenderableType] = []
     for family in matrix.families:
-        table = Table(Column("fault", no_wrap=True, overflow="ellipsis", max_width=40, min_width=30),
-                      Column("caught by", no_wrap=True, min_width=24), Column("case", no_wrap=True, overflow="ellipsis"),
-                      Column("ms", justify="right", no_wrap=True, min_width=6), title=family, title_justify="left", title_style="bold")
-        for fault in matrix.faults:
-            if fault.family == family:
-                table.add_row(fault.name, caught_by(matrix, fault), fault.case.partition(":")[2], milliseconds(matrix.own(fault).seconds))
+        rows = [(fault.name, caught_by(matrix, fault), fault.case.partition(":")[2], milliseconds(matrix.own(fault).seconds))
+                for fault in shown(matrix, family)]
         checks = Table("check", Column("faults that it caught", justify="right"), Column("that it alone caught", justify="right"))
         for check, count, alone in by_check(matrix, family):
             checks.add_row(check, str(count), str(alone))
-        parts += [table, checks]
-    return Group(*parts)
+        parts += [FaultTable(family, rows)] if rows else []
+        parts += [checks] if checks.row_count else []
+    return Group(*parts, *([Text(LEGEND, style="dim")] if parts else []))
+
+
+def how_far(matrix: Matrix) -> str:
+    """Where an interrupt came."""
+    return f"interrupted after {matrix.done:,} of {counted(matrix.total, 'pair')} of kernel and case"
 
 
 def by_check(matrix: Matrix, family: str) -> list[tuple[str, int, int]]:
@@ -63,9 +99,9 @@ def by_check(matrix: Matrix, family: str) -> list[tuple[str, int, int]]:
 
 
 def idle(matrix: Matrix) -> list[str]:
-    """Checks that caught nothing, in words, a line a family. None where faults were picked: then it says nothing of the checks."""
+    """Checks that caught nothing, in words, a line a family. None where not all faults were tried: then it says nothing of the checks."""
     lines = []
-    for family in matrix.families if matrix.whole else ():
+    for family in matrix.families if matrix.whole and not matrix.interrupted else ():
         checks = matrix.idle(family)
         no_gpu = [check for check in checks if check in CUDA_CHECKS and not matrix.device.startswith("cuda")]
         caught_none = [check for check in checks if check not in no_gpu]
@@ -78,24 +114,50 @@ def summary(matrix: Matrix, generated: int) -> list[str]:
     """How many faults were caught and how, on how many cases right arms ran."""
     tried = matrix.tried()
     caught, own = (len(tried) - len(matrix.survivors()), len(tried) - len(matrix.survivors()) - len(matrix.missed()))
-    cells = f"; {len(matrix.cells):,} pairs of fault and case" if len(matrix.cells) > len(matrix.faults) else ""
-    lines = [f"{caught} of {len(tried)} faults caught, {own} of them by the check that is there for it{cells}"]
-    untried = [fault.name for fault in matrix.faults if fault not in tried]
-    lines += [f"not tried, as their checks need CUDA: {', '.join(untried)}"] if untried else []
+    cells = f"; {counted(len(matrix.cells), 'pair')} of fault and case" if len(matrix.cells) > len(matrix.faults) else ""
+    lines = [f"{caught} of {counted(len(tried), 'fault')} caught, {own} of them by the check that is there for it{cells}"]
+    possible = can_show(matrix.faults, matrix.device)
+    unfit = [fault.name for fault in matrix.faults if fault not in possible]
+    lines += [f"not tried, as their checks need CUDA: {', '.join(unfit)}"] if unfit else []
+    left = len(possible) - len(tried)
+    lines += [f"not tried before the interrupt: {counted(left, 'fault')}"] if left else []
     ran = ", ".join(f"{kernel} {count:,}" for kernel, count in matrix.ran.items())
-    lines += [f"right arms: {len(matrix.accused)} accused; cases: {ran or 'none'} ({generated:,} generated)"]
+    few = "" if matrix.whole and not matrix.interrupted else f"tried on {counted(len(matrix.met), 'case')} only; "
+    drawn = "" if matrix.interrupted else f" ({generated:,} generated)"
+    lines += [f"right arms: {len(matrix.accused)} accused; {few}cases: {ran or 'none'}{drawn}"]
     return lines
+
+
+def news(matrix: Matrix, outcome: Outcome, options: Callable[[Record], list[str]]) -> list[str]:
+    """What the job that came last shows to be wrong, a line each. A fault is told on its own case: with --complete one that survives
+    so far may still be caught on another, and is then missed."""
+    own = [fault for fault in matrix.faults if (fault.kernel, fault.case) == (outcome.job.kernel, outcome.job.case)]
+    lines = [not_caught(matrix, fault) for fault in own if matrix.wanting(fault)]
+    lines += [harness_error(record).replace("\n", "") for record in outcome.records if record.verdict is Verdict.ERROR]
+    if outcome.job.kernel not in matrix.names:
+        lines += [f"FALSE ALARM  {record.verdict.value}  {failure.replay_line(record, options(record))}"
+                  for record in outcome.records if record.verdict in ACCUSED]
+    return lines
+
+
+def not_caught(matrix: Matrix, fault: Fault) -> str:
+    """That a fault survived, or which checks missed it."""
+    found = matrix.by(fault)
+    if not found:
+        return f"SURVIVED  {fault.name}: no check caught it on {fault.case}"
+    return f"MISSED  {fault.name}: {' and '.join(matrix.wanting(fault))} did not catch it on {fault.case}, {', '.join(found)} did"
+
+
+def harness_error(record: Record) -> str:
+    return f"HARNESS ERROR  {record.arm}  {record.case}\n  {record.detail}"
 
 
 def findings(matrix: Matrix, generated: int, options: Callable[[Record], list[str]]) -> list[str]:
     """What is wrong, with the lines that repeat it, then idle checks and the summary. options: as reports/failure.py takes them."""
     lines = []
-    for fault in matrix.survivors():
-        lines.append(f"SURVIVED  {fault.name}: no check caught it on {fault.case}\n  repeat: {run_line(fault)}")
-    for fault, checks in matrix.missed():
-        lines.append(f"MISSED  {fault.name}: {' and '.join(checks)} did not catch it on {fault.case}, "
-                     f"{', '.join(matrix.by(fault))} did\n  repeat: {run_line(fault)}")
-    lines += [f"HARNESS ERROR  {record.arm}  {record.case}\n  {record.detail}" for record in matrix.errors]
+    for fault in [*matrix.survivors(), *(fault for fault, _ in matrix.missed())]:
+        lines.append(f"{not_caught(matrix, fault)}\n  repeat: {run_line(fault)}")
+    lines += map(harness_error, matrix.errors)
     lines += [f"FALSE ALARM  {text}" for text in failure.describe_all(matrix.accused[:SHOWN], options)]
     rest = matrix.accused[SHOWN:]
     lines += [f"FALSE ALARM  {failure.replay_line(record, options(record))}" for record in rest]
@@ -112,11 +174,12 @@ def run_line(fault: Fault) -> str:
 
 def page(info: RunInfo, matrix: Matrix, generated: int) -> str:
     """The whole matrix, with where it comes from."""
-    parts = [provenance(info), "\n".join(f"* {line}" for line in [*summary(matrix, generated), *idle(matrix)])]
+    stopped = [f"**{how_far(matrix)}**"] if matrix.interrupted else []
+    parts = [provenance(info), "\n".join(f"* {line}" for line in [*stopped, *summary(matrix, generated), *idle(matrix)])]
     wrong = [line for line in findings(matrix, generated, lambda record: []) if line not in (*summary(matrix, generated), *idle(matrix))]
     parts += ["```\n" + "\n".join(wrong) + "\n```"] if wrong else []
     for family in matrix.families:
-        rows = [fault_row(matrix, fault) for fault in matrix.faults if fault.family == family]
+        rows = [fault_row(matrix, fault) for fault in shown(matrix, family)]
         parts.append(f"### {family}: faults\n\n" + markdown_table(
             ["fault", "its check", "also caught by", "its case", "caught on", "ms"], rows))
         checks = [[check, str(count), str(alone)] for check, count, alone in by_check(matrix, family)]

@@ -4,15 +4,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
+import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
-from processes import FAULTY, ROOT, TINY, TINY_TOPK, Done, invoke, threearm
+from processes import FAULTY, ROOT, TINY, TINY_TOPK, Done, environment, invoke, new_mark, threearm
 from rich.console import Console
 
 from arms.kernel import KERNELS, load_package
@@ -73,13 +77,15 @@ def asked(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     (["indexer_topkk:topk=3"], "unknown family 'indexer_topkk': did you mean 'indexer_topk'? families are sparse_prefill, indexer_topk"),
     (["--load", "no_such_file.py"], "--load no_such_file.py: no such file"),
     (["--load", "."], "--load .: no such file"),
+    *((["--device", device], f"--device {device}: allowed is cpu, cuda, cuda:1 or auto")
+      for device in ("gpu", "meta", "", "CPU", "cuda:", "cuda:-1", "cpu\n", "nonsense")),
     (["--resume", "no_such_run"], "no_such_run is not a run folder"),
     (["--resume", __file__], "is not a run folder"),
     (["--runs", __file__, TINY], f"cannot write the run folder {__file__}/"),
 ])
 @pytest.mark.usefixtures("asked")
 def test_a_mistake_is_one_line(arguments: list[str], told: str) -> None:
-    done = invoke("run", *([] if "--resume" in arguments else ["--device", "cpu"]), *arguments)
+    done = invoke("run", *([] if {"--resume", "--device"} & set(arguments) else ["--device", "cpu"]), *arguments)
     assert done.code == 2, done.text
     assert told in done.text
     assert len(done.lines) == 1 or done.lines[0].startswith("Usage:")
@@ -131,8 +137,6 @@ def test_suites_that_cannot_be_read(tmp_path: Path, content: bytes, told: str) -
 
 @pytest.mark.parametrize(("arguments", "told"), [
     pytest.param(["--device", "cuda"], "--device cuda: ", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
-    (["--device", "nonsense"], "nonsense"),
-    (["--device", "meta"], "meta"),
     (["--device", "cpu", "--load", str(FAULTY / "no_import.py")], "ModuleNotFoundError: No module named 'threearm_no_such_module'"),
 ])
 def test_what_a_worker_cannot_do_is_one_line(arguments: list[str], told: str) -> None:
@@ -140,6 +144,34 @@ def test_what_a_worker_cannot_do_is_one_line(arguments: list[str], told: str) ->
     assert done.code == 2, done.text
     assert told in done.text
     assert len(done.lines) == 1
+
+
+def test_help_lists_commands_in_the_order_in_which_they_are_needed() -> None:
+    listed = re.findall(r"^│ ([a-z]+) +[A-Z]", invoke("--help").text, re.MULTILINE)
+    assert listed == ["run", "arms", "list", "replay", "report", "mutants", "fuzz", "limits"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("arguments", [["list", TINY, "--device", "cpu"], ["arms", "--device", "cpu"], ["--help"], ["list", "☃"]], ids=str)
+def test_when_the_reader_goes_away_the_exit_code_is_141(arguments: list[str], stream: str) -> None:
+    """Whoever notices: print, rich or typer, or the last flush. What is written to the other stream is not in the way."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    both: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: writer}
+    command = [sys.executable, "threearm.py", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment(new_mark()), timeout=60, check=False, **both)
+    os.close(writer)
+    wrong = "☃" in arguments  # that is told on stderr
+    assert done.returncode == (141 if (stream == "stderr") == wrong else 2 if wrong else 0)
+    assert wrong or not done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "threearm.py", "list", TINY, "--device", "cpu"], cwd=ROOT, env=environment(new_mark()),
+                              stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.splitlines()) == (5, ["threearm: [Errno 28] No space left on device"])
 
 
 # --- arms, list -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from arms.kernel import KERNELS, load_package
 from cases import IndexerTopkCase, SparsePrefillCase, parse_case
 from harness import availability, fuzz_command
 from harness.drawing import Batch, draw, shrink
-from harness.fuzz import Campaign, Finding, Plan, Source, signatures
+from harness.fuzz import Campaign, Finding, Plan, Source, brings_in, leads, signatures
 from harness.pool import Job, Outcome
 from harness.record import Record
 from harness.runfolder import RunFolder, RunInfo
@@ -80,7 +80,7 @@ def test_a_failure_is_shrunk_to_a_line_that_repeats_it() -> None:
     text = told(done.findings[0])
     assert f"FAILED  torch_blocks/metadata  {smallest}\n" in text
     assert f"repeat: threearm replay {smallest} --arm torch_blocks/metadata" in text
-    assert f"cases tried, from {done.findings[0].drawn.job.case}" in text
+    assert f"cases tried\n  as drawn: FAILED lengths  \n    repeat: threearm replay {done.findings[0].drawn.job.case} --arm" in text
     assert (fuzz_command.exit_code(done, False), done.failed) == (1, done.failed) and done.failed >= 1
 
 
@@ -179,10 +179,12 @@ def test_what_was_found_is_saved_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(fuzz_command, "CORPUS", tmp_path)
     done = campaign(long_and_ragged)
     for _ in range(2):
-        fuzz_command.saved(done.findings, 7)
+        fuzz_command.saved(done.findings, 7, "", {})
     comment, case = (tmp_path / "sparse_prefill.txt").read_text(encoding="utf-8").splitlines()
     assert comment.endswith(" torch_blocks/metadata, lengths: found by threearm fuzz --seed 7") and comment.startswith("# 2")
     assert case == done.findings[0].smallest.job.case and capsys.readouterr().out.count("saved: ") == 1
+    fuzz_command.saved(done.findings, 7, "-gpu", {"torch_blocks": " --load my.py"})
+    assert (tmp_path / "sparse_prefill-gpu.txt").read_text(encoding="utf-8").splitlines()[0].endswith("--seed 7 --load my.py")
 
 
 def test_records_of_passes_are_written_short_and_not_kept() -> None:
@@ -196,6 +198,7 @@ def test_records_of_passes_are_written_short_and_not_kept() -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--time", "soon"], "--time soon: allowed is a number with s, m or h, for example 10m"),
+    (["--time", "30"], "--time 30: allowed is a number with s, m or h, for example 10m"),
     (["--family", "dense"], "--family dense: families are sparse_prefill, indexer_topk")])
 def test_a_wrong_option_is_one_line(arguments: list[str], message: str) -> None:
     done = invoke("fuzz", *arguments)
@@ -207,7 +210,7 @@ def test_a_broken_kernel_is_found_and_its_line_repeats_it(tmp_path: Path) -> Non
                     "--workers", "1", "--runs", str(tmp_path))
     assert done.code == 1, done.text
     repeat = next(line for line in done.lines if line.startswith("  repeat: threearm replay"))
-    assert "FAILED   shape" in done.text and "found by threearm fuzz --seed 0" in done.text and " cases failed, in 1 ways" in done.text
+    assert "FAILED   shape" in done.text and "found by threearm fuzz --seed 0" in done.text and " failed, in 1 way\n" in done.text
     assert repeat.split()[3].startswith("indexer_topk:")
     folder = next(tmp_path.iterdir())
     assert threearm("report", str(folder)).code == 1
@@ -222,8 +225,97 @@ def test_an_interrupt_ends_it_with_its_summary(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=30)
     assert process.returncode == 130, text
-    assert " a second (" in text and "0 cases failed, in 0 ways" in text and "records: " in text and "Traceback" not in text
-    assert left_behind(mark) == []
+    assert "interrupted: " in text and " a second (" in text and left_behind(mark) == []
+    assert "no case failed\nreached: indexer_topk: rows up to " in text and "records: " in text and "Traceback" not in text
+
+
+def test_an_interrupt_while_a_failure_is_shrunk_tells_the_smallest_so_far(tmp_path: Path) -> None:
+    mark = new_mark()
+    process = start(["fuzz", "--arm", "broken_sees_the_future", "--workers", "1", "--shrink-time", "5m", "--runs", str(tmp_path)], mark)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not any('"FAILED"' in path.read_text() for path in tmp_path.glob("*/records.jsonl")):
+        time.sleep(0.1)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=30)
+    assert process.returncode == 1, text
+    assert "FAILED  broken_sees_the_future/litetopk  indexer_topk:" in text and "  repeat: threearm replay indexer_topk:" in text
+    assert "found by threearm fuzz --seed 0: " in text and "\ninterrupted: " in text and "Traceback" not in text
+    folder = next(tmp_path.iterdir())
+    assert f"threearm report {folder} --failures" in text and left_behind(mark) == []
+
+
+def interrupted(after: int) -> Campaign:
+    """A campaign that is interrupted at its launch of that number after the first that failed."""
+    failed: list[str] = []
+
+    def judge(case: SparsePrefillCase, arm: str) -> tuple[Verdict, str]:
+        if failed or case.topk > 128:
+            failed.append(str(case))
+        if len(failed) > after:
+            raise KeyboardInterrupt
+        return (Verdict.FAILED if case.topk > 128 else Verdict.PASSED), "reference"
+
+    one_arm = {**kernel("torch_blocks"), "arms": ["none"]}
+    done = Campaign(dataclasses.replace(PLAN, stop_after=0), [one_arm], Fake(judge), lambda record: None, lambda campaign: None)
+    with pytest.raises(KeyboardInterrupt):
+        done.run()
+    return done
+
+
+def test_what_was_found_survives_an_interrupt() -> None:
+    at_once, later = interrupted(1).findings, interrupted(12).findings
+    assert [(finding.interrupted, finding.shrunk) for finding in at_once] == [(True, None)]
+    assert "as drawn, interrupted before it was run again" in told(at_once[0])
+    assert later[0].shrunk and later[0].tried > 5 and signatures(later[0].shrunk) == [later[0].signature]
+    assert "cases tried, interrupted while it was being shrunk\n  as drawn: FAILED reference" in told(later[0])
+
+
+def test_shrinking_stays_with_the_first_check_and_brings_nothing_hostile_in() -> None:
+    wrong = [("k/none", "values"), ("k/none", "set"), ("k/metadata", "set")]
+    assert leads(("k/none", "values"), wrong) and leads(("k/metadata", "set"), wrong)
+    assert not leads(("k/none", "set"), wrong) and not leads(("k/backscan", "set"), wrong)
+    tame, hostile = parse_case("sparse_prefill:tail=pad"), parse_case("sparse_prefill:tail=wild,values=poison")
+    assert brings_in(hostile, tame) and not brings_in(tame, hostile) and not brings_in(hostile, hostile)
+    assert brings_in(parse_case("indexer_topk:values=nan"), parse_case("indexer_topk:values=inf"))
+    assert brings_in(parse_case("sparse_prefill:tail=live"), hostile)
+
+
+def test_a_shrunk_failure_shows_where_it_was_as_drawn() -> None:
+    found = campaign(long_and_ragged).findings[0]
+    drawn = next(record for record in found.drawn.records if record.arm == found.signature[0])
+    drawn.checks[-1] = dataclasses.replace(drawn.checks[-1], where=["rows 5..9", "heads all", "pattern", "more"])
+    assert "  as drawn: FAILED lengths  \n             where: rows 5..9\n             where: heads all\n" in told(found)
+
+
+def test_what_comes_down_to_a_case_that_is_told_is_one_line_and_one_way() -> None:
+    done = campaign(long_and_ragged)
+    again = dataclasses.replace(done.findings[0], signature=("torch_blocks/metadata", "another"))
+    done.findings.append(again)
+    text = fuzz_command.all_told(done.findings, 0, lambda record: [])
+    assert [line for line in text if "shrunk to the case above" in line] == [
+        f"FAILED  torch_blocks/metadata, another: shrunk to the case above, {again.shown[1]}, from {again.drawn.job.case}"]
+    assert done.ways == 1 and "\n".join(text).count("repeat: ") == 2
+    assert "failed, in 1 way\nreached: sparse_prefill: rows up to " in fuzz_command.summary(done)
+
+
+def test_a_summary_of_nothing_says_so() -> None:
+    done = campaign(long_and_ragged, plan=dataclasses.replace(PLAN, seconds=0.0))
+    assert fuzz_command.summary(done) == "nothing ran" and fuzz_command.exit_code(done, False) == 5
+
+
+def test_a_broken_kernel_is_suggested_by_its_short_name() -> None:
+    done = threearm("fuzz", "--arm", "negated")
+    assert done.code == 2 and "unknown kernel 'negated': did you mean 'broken_negated'?" in done.text
+
+
+def test_one_draw_in_eight_has_more_work_on_a_cpu() -> None:
+    assert (PLAN.rarely, Plan("cuda", 1).rarely, Plan("cpu", 1, work=99).rarely) == (16, 1, 1)
+    for name in ("torch_blocks", "torch_dense"):
+        batches = [dataclasses.replace(Source(kernel(name), PLAN).first, number=number) for number in range(4)]
+        cases = [parse_case(text) for batch in batches for text in draw(batch)]
+        usual = PLAN.work_of(cases[0].family) * (2 * (576 + 512) if cases[0].family == "sparse_prefill" else 256)
+        assert 1 / 40 < sum(case.work > usual for case in cases) / len(cases) < 1 / 5 and max(case.work for case in cases) <= 16 * usual
 
 
 def test_tiny_case_is_what_sources_can_make() -> None:

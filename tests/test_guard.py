@@ -65,15 +65,18 @@ def test_what_is_made_inside_has_bands_and_is_what_was_asked_for(make: object, s
     with guards.memory():
         x = make()  # type: ignore[operator]
     assert (tuple(x.shape), x.stride(), x.dtype) == (shape, strides, dtype) and x.data_ptr() % ALIGNMENT == 0
-    assert len(guards.made) == 1 and guards.written() == []
+    made = len(guards.made)  # the tensor that some are made after has bands, too
+    assert made >= 1 and guards.written() == []
     torch.empty(3)
-    assert len(guards.made) == 1  # outside of the block nothing is
+    assert len(guards.made) == made  # outside of the block nothing is
 
 
 def test_zeros_are_zero_and_empty_is_nan() -> None:
     guards = Guards(CPU)
     with guards.memory():
         zeros, empty, counts = torch.zeros(4), torch.empty(4), torch.empty(2, dtype=torch.int32)
+        sevens, ones = torch.full((4,), 7), torch.ones_like(zeros)
+    assert len(guards.made) == 5 and sevens.tolist() == [7] * 4 and sevens.dtype == torch.int64 and ones.tolist() == [1.0] * 4
     assert zeros.tolist() == [0.0] * 4 and bool(empty.isnan().all()) and counts.tolist() == [-32769] * 2
 
 
@@ -81,7 +84,7 @@ def test_what_has_values_is_left_alone() -> None:
     guards = Guards(CPU)
     given = torch.ones(3)
     with guards.memory():
-        torch.ones(4).clone().cumsum(0)
+        given.clone().cumsum(0)
         torch.empty(3, device="meta")
         torch.zeros(3, out=given)
     assert guards.made == []

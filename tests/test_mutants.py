@@ -3,16 +3,18 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import typer
-from processes import TINY, TINY_TOPK, threearm
+from processes import TINY, TINY_TOPK, invoke, threearm
 from rich.console import Console
 
 from cases import family_of, parse_case
 from cases.fault import Fault
 from cases.fits import Fits
+from harness import mutants_command
 from harness.mutants import TIMED, Matrix, Plan, cases_of_plan, caught, generated
 from harness.mutants_command import chosen
 from harness.pool import Job, Outcome
@@ -171,16 +173,101 @@ def test_faults_of_checks_that_need_cuda_do_not_survive_a_cpu_run() -> None:
     assert "as they need CUDA: busy-stream, graph-replay" in said and "not tried, as their checks need CUDA: stream" in said
 
 
-def test_the_table_fits_100_columns_and_cuts_no_check() -> None:
+@pytest.mark.parametrize(("width", "timed", "beside"), [(130, True, True), (100, True, True), (92, False, True), (80, False, False),
+                                                        (60, False, False), (40, False, False)])
+def test_the_table_fits_and_cuts_nothing_off(width: int, timed: bool, beside: bool) -> None:
     fault = Fault("broken_" + "a_long_name_" * 3, "sparse_prefill", "backscan-vs-metadata",
-                  "sparse_prefill:s_q=6,s_kv=3000,h_q=2,d_qk=512,topk=384,rows=ragged,holes=0.1,tail=wild")
+                  "sparse_prefill:s_q=6,s_kv=3000,h_q=2,d_qk=512,topk=384,requests=6/150+4/150,holes=0.1,tail=wild")
     names = {name.replace("-", "_"): Verdict.FAILED for name in CHECKS["sparse_prefill"]}
     matrix = filled(outcome(fault.kernel, record("x/none", Verdict.FAILED, fault.case, **names), case=fault.case), faults=[fault])
-    console = Console(width=100, file=io.StringIO())
+    lines = printed(matrix, width).splitlines()[1:]
+    assert max(map(len, lines)) <= width
+    faults = "\n".join(lines[: lines.index(next(line for line in lines if line.startswith("└")))])
+    text = "".join(faults.split("│")).replace(" ", "").replace("\n", "")
+    assert "…" not in faults and (" ms " in faults) == timed and (" case " in faults) == beside
+    if width >= 80:
+        assert fault.name in text and f"backscan-vs-metadata +{len(names) - 1} " in faults
+        assert all(word in faults for word in fault.case.partition(":")[2].split(","))
+    shown = fault.name + fault.case.partition(":")[2]
+    assert [text.count(mark) for mark in "_=/"] == [shown.count(mark) for mark in "_=/"]
+
+
+def printed(matrix: Matrix, width: int = 130) -> str:
+    console = Console(width=width, file=io.StringIO())
     console.print(report.terminal(matrix))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert max(map(len, text.splitlines())) <= 100 and f"backscan-vs-metadata +{len(names) - 1}" in text
-    assert "a_long_name_a_long_name_" in text
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_table_has_a_legend() -> None:
+    assert "+4: so many other checks caught it too\nms: the whole case" in printed(filled(faults=[ZERO]))
+    assert "idle: a check that caught no fault; accused: a right arm that some check did not pass" in printed(filled(faults=[ZERO]))
+
+
+def test_counts_are_told_in_grammar() -> None:
+    good = outcome("broken_zero", record("broken_zero/none", Verdict.FAILED, reference=Verdict.FAILED))
+    right = [outcome("blocks", record("blocks/none", Verdict.PASSED)), outcome("other", record("other/none", Verdict.PASSED))]
+    matrix = filled(good, *right, faults=[ZERO])
+    assert report.summary(matrix, 0) == ["1 of 1 fault caught, 1 of them by the check that is there for it",
+                                         "right arms: 0 accused; cases: blocks 1, other 1 (0 generated)"]
+    matrix.whole = False
+    assert report.summary(matrix, 0)[-1] == "right arms: 0 accused; tried on 1 case only; cases: blocks 1, other 1 (0 generated)"
+    matrix.add(outcome("blocks", case=OTHER))
+    assert report.summary(matrix, 1)[-1] == "right arms: 0 accused; tried on 2 cases only; cases: blocks 2, other 1 (1 generated)"
+
+
+# --- as it is found, and interrupted ----------------------------------------------------------------------------------
+
+SURVIVES = outcome("broken_zero", record("broken_zero/none", Verdict.PASSED, reference=Verdict.PASSED))
+MISSES = outcome("broken_race", record("broken_race/none", Verdict.FLAKY, run_to_run=Verdict.FLAKY))
+CAUGHT = outcome("broken_drop", record("broken_drop/litetopk", Verdict.FAILED, TINY_TOPK, shape=Verdict.FAILED), case=TINY_TOPK)
+ACCUSES = outcome("blocks", record("blocks/none", Verdict.FAILED))
+BREAKS = outcome("blocks", record("blocks/none", Verdict.ERROR))
+
+
+@pytest.mark.parametrize(("came", "line"), [
+    (SURVIVES, f"SURVIVED  zero: no check caught it on {TINY}"),
+    (MISSES, f"MISSED  race: written did not catch it on {TINY}, run-to-run did"),
+    (ACCUSES, f"FALSE ALARM  FAILED  threearm replay {TINY} --arm blocks/none --device cuda"),
+    (BREAKS, f"HARNESS ERROR  blocks/none  {TINY}  "),
+    (CAUGHT, ""), (outcome("blocks", record("blocks/none", Verdict.PASSED)), ""), (outcome("broken_zero", case=OTHER), "")])
+def test_what_is_wrong_is_told_at_once(came: Outcome, line: str) -> None:
+    assert report.news(filled(came), came, lambda record: ["--device", "cuda"]) == ([line] if line else [])
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, *came: Outcome) -> None:
+    """The command is interrupted after these outcomes. No worker is started."""
+    def until_interrupted(*_: Any) -> Iterator[Outcome]:
+        yield from came
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mutants_command, "ask_worker", lambda *_: (FAULTS, {"device": "cpu", "kernels": [], "machine": {}}))
+    monkeypatch.setattr(mutants_command, "planned", lambda *_: plan(False))
+    monkeypatch.setattr(mutants_command, "outcomes", until_interrupted)
+
+
+def test_an_interrupt_shows_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(monkeypatch, CAUGHT)
+    done = invoke("mutants", "--device", "cpu")
+    assert done.code == 130 and done.lines[0] == "interrupted after 1 of 8 pairs of kernel and case"
+    assert "│ drop " in done.text and "│ zero " not in done.text and "SURVIVED" not in done.text and "idle in" not in done.text
+    assert done.lines[-3:] == ["1 of 1 fault caught, 1 of them by the check that is there for it",
+                               "not tried before the interrupt: 3 faults",
+                               "right arms: 0 accused; tried on 0 cases only; cases: none"]
+    page = invoke("mutants", "--device", "cpu", "--markdown")
+    assert page.code == 130 and "* **interrupted after 1 of 8 pairs of kernel and case**\n* 1 of 1 fault caught" in page.text
+    assert "| drop |" in page.text and "| zero |" not in page.text
+
+
+def test_an_interrupt_after_something_wrong_exits_1_and_before_anything_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(monkeypatch, SURVIVES, MISSES, ACCUSES)
+    done = invoke("mutants", "--device", "cpu")
+    words = ("SURVIVED  ", "MISSED  ", "FALSE ALARM  ")
+    assert done.code == 1 and [done.text.count(word) for word in words] == [2, 2, 2]
+    assert max(map(done.text.index, words)) < done.text.index("interrupted after 3 of 8")
+    interrupt(monkeypatch)
+    done = invoke("mutants", "--device", "cpu")
+    assert done.code == 130 and done.lines[:2] == ["interrupted after 0 of 8 pairs of kernel and case",
+                                                   "0 of 0 faults caught, 0 of them by the check that is there for it"]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -192,7 +279,7 @@ def test_the_command_tells_what_catches_what() -> None:
     done = threearm("mutants", *faults, "--right", "2", "--workers", "1", "--device", "cpu")
     assert done.code == 0, done.text
     assert "3 of 3 faults caught, 3 of them by the check that is there for it" in done.lines
-    assert any(line.startswith("right arms: 0 accused") and line.endswith("(2 generated)") for line in done.lines)
+    assert any(line.startswith("right arms: 0 accused; tried on ") and line.endswith("(2 generated)") for line in done.lines)
     rows = [" ".join(line.split()) for line in done.lines]
     for row in ("│ zero_output │ reference", "│ wrong_width │ raises"):
         assert any(line.startswith(row) for line in rows), done.text

@@ -68,6 +68,12 @@ def test_every_border_and_every_word_is_drawn(sparse: list[SparsePrefillCase], i
         assert {getattr(case, key) for case in indexer} == set(getattr(indexer_topk, PLURAL.get(key, f"{key}s".upper()))), key
 
 
+def test_numbers_are_short(sparse: list[SparsePrefillCase], indexer: list[IndexerTopkCase]) -> None:
+    pairs = ((sparse, ("holes", "sm_scale", "peak")), (indexer, ("share", "sigma", "empty")))
+    for number in (getattr(case, key) for cases, keys in pairs for case in cases for key in keys):
+        assert number == 0 or (number >= 1e-3 and float(f"{number:.3g}") == number), number
+
+
 def test_the_unusual_is_not_rare(sparse: list[SparsePrefillCase], indexer: list[IndexerTopkCase]) -> None:
     share = {
         "odd block counts": sum(-(-case.topk // 64) % 2 for case in sparse), "wide rows": sum(case.topk >= 128 for case in sparse),

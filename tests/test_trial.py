@@ -87,7 +87,7 @@ def test_full_width_is_launched_once_per_kernel_with_topk_everywhere() -> None:
     trial, _ = trial_of(HALF, changed(note))
     names = {source: [check.name for check in trial.run(source).checks] for source in SOURCES}
     assert given.count([384] * 6) == 1 and given.count([97] * 6) == 2 and given.count(None) == 11  # 97: cut
-    assert given.count([192] * 6) == 18 and given.count([192] * 5) == given.count([192]) == 2  # 5 and 1: split
+    assert given.count([192] * 6) == 19 and given.count([192] * 5) == given.count([192]) == 2  # 5 and 1: split
     assert "full-width" in names["backscan"] and "full-width" not in names["metadata"]
 
 

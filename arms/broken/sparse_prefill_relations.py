@@ -10,7 +10,7 @@ import math
 import torch
 
 from arms.broken.fault import declare
-from arms.broken.problems import FULL, HALF
+from arms.broken.problems import FP8, FULL, HALF
 from arms.broken.register import Length, broken
 from arms.broken.sparse_prefill import next_bf16
 from arms.kernel import Launch, Outputs, Problem, Requires, sparse_prefill_kernel
@@ -62,6 +62,29 @@ def odd_batch_rounds_otherwise(p: Problem, length: Length) -> Outputs:
 @broken("sm_scale_taken_for_granted", "q-scaled", FULL)
 def sm_scale_taken_for_granted(p: Problem, length: Length) -> Outputs:
     return attention(dataclasses.replace(p, sm_scale=p.q.shape[-1] ** -0.5), length)
+
+
+@broken("scales_in_bf16", "scales-traded", FP8)
+def scales_in_bf16(p: Problem, length: Length) -> Outputs:
+    """Within the fp8 budgets, which contain 2^-9 of a score."""
+    q_scale, kv_scale = (scale.bfloat16().float() for scale in (p.q_scale, p.kv_scale))
+    return attention(dataclasses.replace(p, q_scale=q_scale, kv_scale=kv_scale), length)
+
+
+declare(Fault("broken_length_of_its_first_launch", "sparse_prefill", "cut-at-length", HALF))
+
+
+@sparse_prefill_kernel("broken_length_of_its_first_launch", requires=REQUIRES)
+def length_of_its_first_launch(p: Problem) -> Launch:
+    """The lengths that the launch was first given hold for all that come."""
+    kept: list[torch.Tensor] = []
+
+    def launch(length: Length) -> Outputs:
+        if length is not None:
+            kept.append(length.clone())
+        return attention(p, kept[0] if length is not None else None)
+
+    return launch
 
 
 @broken("maximum_over_masked_keys", "unnamed-changed", HALF)
