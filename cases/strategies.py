@@ -30,6 +30,10 @@ FEW = (1, 2, 3, 4, 5, 7, 8, 9, 13)
 MOST_ROWS, MOST_TOPK, MOST_KEYS = 8192, 4096, 1 << 17
 
 
+LONG = 513
+"""As many keys, or more, has half of the draws that have room for them: a row of which a kernel needs several passes."""
+
+
 def around(low: int, high: int) -> tuple[int, ...]:
     """2^n - 1, 2^n and 2^n + 1 for n from low to high."""
     return tuple(2**n + by for n in range(low, high + 1) for by in (-1, 0, 1))
@@ -71,10 +75,12 @@ def _zero_or(other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def _widths(fits: Fits, most: int) -> st.SearchStrategy[int]:
-    """topk, as far as the kernel takes it."""
+    """topk, as far as the kernel takes it; half of the time whole pairs of blocks, if there is room for them."""
     if fits.topk_in:
         return _one_of(fits.topk_in, most)
-    return sizes(min(most, fits.topk_max or MOST_TOPK), WIDTHS, multiple=fits.topk_multiple)
+    most = min(most, fits.topk_max or MOST_TOPK)
+    widths, pairs = sizes(most, WIDTHS, multiple=fits.topk_multiple), math.lcm(128, fits.topk_multiple)
+    return widths | sizes(most, WIDTHS, multiple=pairs) if most >= pairs else widths
 
 
 @st.composite
@@ -193,7 +199,9 @@ def _row_and_key_counts(draw: st.DrawFn, max_work: int, fits: Fits) -> tuple[int
     room, most_rows = max(1, max_work // h), min(MOST_ROWS, quarter // ((HEAD_DIM + 1) * h))
 
     def keys(rows: int) -> st.SearchStrategy[int]:
-        return sizes(min(most, room // rows), KEYS, least, fits.keys_multiple)
+        high = min(most, room // rows)
+        anything = sizes(high, KEYS, least, fits.keys_multiple)
+        return anything | sizes(high, KEYS, LONG, fits.keys_multiple) if high > LONG > least else anything
 
     def rows(keys: int) -> st.SearchStrategy[int]:
         return sizes(min(most_rows, max(1, room // keys)), (*FEW, *around(4, 13)))

@@ -22,7 +22,7 @@ from arms.kernel import Outputs
 from cases.sparse_prefill import D_V
 from harness.compare import margin
 from harness.hypotheses import View
-from harness.localise import POWERS, best_fit, ranges
+from harness.localise import POWERS, best_fit, counted, ranges
 from references.sparse_prefill import full_precision
 
 ROWS = 8
@@ -145,7 +145,7 @@ def _tell(name: str, every: Found, among: torch.Tensor, hit: torch.Tensor, rows:
     at, keys = every.position[hit], every.key[hit]
     listed = int(hit.sum())
     where = _marked(at[at >= 0], view.entry.shape[1])
-    line = f"entries {name}: {listed} in {len(every.row[hit].unique())} of {rows} rows looked at"
+    line = f"entries {name}: {listed} in {len(every.row[hit].unique())} of {counted(rows, 'row')} looked at"
     line += f"; positions {where}" if where else ""
     lines = [f"{line}; keys {_marked(keys, view.inputs.case.s_kv)}"]
     several = int(among.sum()) > listed

@@ -28,8 +28,8 @@ DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
 USAGE, NOTHING_RAN, INTERRUPTED = 2, 5, 130
 PAUSE = 30.0  # seconds between two lines of progress where stdout is no terminal
 
-console = Console(width=None if sys.stdout.isatty() else 130)
-errors = Console(stderr=True, soft_wrap=True)
+console = Console(width=None if sys.stdout.isatty() else 130, emoji=False)  # emoji: `cuda:-1:` would be shown as a thumb down
+errors = Console(stderr=True, soft_wrap=True, emoji=False)
 
 Cases = Annotated[list[str] | None, typer.Argument(help="Case texts, family:key=value,...", show_default=False)]
 Suite = Annotated[str, typer.Option("--suite", help="A suite's name, or a file of cases.")]

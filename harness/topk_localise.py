@@ -38,7 +38,8 @@ def localise_members(bad_rows: torch.Tensor, windows: Windows, places: Places | 
     if not bool(bad_rows.any()):
         return []
     length = windows.length[bad_rows]
-    lines = [f"rows {ranges(bad_rows)}", *_of_requests(bad_rows, windows), f"windows of {_span(length)} keys (topk {windows.topk})"]
+    keys = "key" if bool((length == 1).all()) else "keys"
+    lines = [f"rows {ranges(bad_rows)}", *_of_requests(bad_rows, windows), f"windows of {_span(length)} {keys} (topk {windows.topk})"]
     sets, numbers = row_sets(windows), by_number(windows)
     pattern = best_fit(bad_rows, sets | numbers, least=0.9) or best_fit(bad_rows, sets)
     lines += [pattern] if pattern else []

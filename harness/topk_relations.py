@@ -6,6 +6,7 @@ import torch
 
 from arms.topk import UNBOUNDED, WAYS, TopkResult
 from harness.compare import values_differ
+from harness.localise import counted
 from harness.topk_checks import REFUSED
 from harness.topk_localise import Windows, localise_members
 from harness.topk_sets import SHOWN, Band, Difference, compare, in_window
@@ -48,11 +49,6 @@ def in_words(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {way}" for way, count in counts.items())
 
 
-def counted(number: int, what: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def malformed_entries(a: torch.Tensor, b: torch.Tensor, far: torch.Tensor, band: Band, labels: tuple[str, str]) -> str:
     """What sets two choices apart in rows whose keys differ by none that is beyond ties and margins: entries that are no keys of the
     window, keys named again, keys too few or too many. far: bool [num_q]."""
@@ -71,7 +67,8 @@ def malformed_entries(a: torch.Tensor, b: torch.Tensor, far: torch.Tensor, band:
 
 
 def _differs(found: Difference) -> str:
-    parts = [f"{counted(found.keys, 'key')} differ{'s' * (found.keys == 1)}, in {counted(int(found.rows.sum()), 'row')}"] if found.keys else []
+    differ = "differs" if found.keys == 1 else "differ"
+    parts = [f"{counted(found.keys, 'key')} {differ}, in {counted(int(found.rows.sum()), 'row')}"] if found.keys else []
     return ", ".join([*parts, f"{found.moved:,} rows in another order"] if found.moved else parts)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from harness.localise import best_fit
+from harness.localise import best_fit, counted
 from harness.topk_localise import POWERS, Windows, key_borders
 from harness.topk_sets import Band, chosen_keys, look
 
@@ -72,7 +72,7 @@ def _of_row(indices: torch.Tensor, band: Band, row: int, topk: int) -> tuple[Key
 def _tell(kind: str, parts: list[Keys], windows: Windows) -> list[str]:
     every = Keys(*(torch.cat([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Keys)))
     wrong = Keys(*(getattr(every, field.name)[every.wrong] for field in dataclasses.fields(Keys)))
-    told = [f"{len(wrong.key):,} in {len(wrong.row.unique())} of {len(parts)} rows looked at",
+    told = [f"{len(wrong.key):,} in {len(wrong.row.unique())} of {counted(len(parts), 'row')} looked at",
             f"ranks {_span(wrong.rank)} (topk {windows.topk})", f"scores {float(wrong.score.min()):.6g} to {float(wrong.score.max()):.6g}"]
     ties = float((wrong.score == wrong.kth).double().mean())
     told += [f"{ties:.0%} tie with the k-th"] if ties else []

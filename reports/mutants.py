@@ -21,9 +21,11 @@ from reports.cells import markdown_table
 
 SHOWN = 10
 """Records of accused arms that are told in full."""
+READABLE = 24
+"""Characters that a case's column has at least, as far as cases are that long; narrower ones take too many lines."""
 BORDER = 3
 """What a column's border and padding take; a table has one more character."""
-LEGEND = """caught by: first the check that is there for it; +4: so many other checks caught it too
+LEGEND = """+4: so many other checks caught it too
 ms: the whole case, with inputs, reference and every arm; left out where there is no room
 idle: a check that caught no fault; accused: a right arm that some check did not pass, or that ended its worker"""
 
@@ -43,23 +45,25 @@ def milliseconds(seconds: float) -> str:
 
 
 class FaultTable:
-    """A line a fault: name, what caught it, its case, milliseconds. Where the case's keys do not all fit beside the others, ms is left
-    out; where they still do not, the case stands below the name. Nothing is cut off."""
+    """A line a fault: name, what caught it, its case, milliseconds. Where the case has too little room beside the others, ms is left
+    out; where it still has, the case stands below the name. Nothing is cut off."""
 
     def __init__(self, title: str, rows: list[tuple[str, str, str, str]]) -> None:
         self.title, self.rows = title, [(name, found, case.replace(",", ", "), ms) for name, found, case, ms in rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         name, found, _, ms = (max(map(len, column)) for column in zip(("fault", "caught by", "case", "ms"), *self.rows))
-        word = max(len(word) for row in self.rows for word in row[2].split())
-        least = name + found + word + 3 * BORDER + 1
+        cases = ["case", *(row[2] for row in self.rows)]
+        word, case = max(len(word) for case in cases for word in case.split()), max(map(len, cases))
+        least = name + found + max(word, min(case, READABLE)) + 3 * BORDER + 1
         beside = least <= options.max_width
         timed = least + ms + BORDER <= options.max_width
-        heads = [Column("fault", no_wrap=beside, overflow="fold"), Column("caught by", no_wrap=beside, overflow="fold"),
+        heads = [Column("fault" if beside else "fault, case", no_wrap=beside, overflow="fold"),
+                 Column("caught by", no_wrap=beside, overflow="fold"),
                  *([Column("case", overflow="fold")] if beside else []), *([Column("ms", justify="right", no_wrap=True)] if timed else [])]
         table = Table(*heads, title=Text(self.title), title_justify="left", title_style="bold")
-        for name_, found_, case, ms_ in self.rows:
-            table.add_row(*([name_, found_, case] if beside else [f"{name_}\n{case}", found_]), *([ms_] if timed else []))
+        for name_, found_, case_, ms_ in self.rows:
+            table.add_row(*([name_, found_, case_] if beside else [f"{name_}\n{case_}", found_]), *([ms_] if timed else []))
         yield table
 
 

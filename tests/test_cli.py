@@ -78,7 +78,7 @@ def asked(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     (["--load", "no_such_file.py"], "--load no_such_file.py: no such file"),
     (["--load", "."], "--load .: no such file"),
     *((["--device", device], f"--device {device}: allowed is cpu, cuda, cuda:1 or auto")
-      for device in ("gpu", "meta", "", "CPU", "cuda:", "cuda:-1", "cpu\n", "nonsense")),
+      for device in ("gpu", "meta", "", "CPU", "cuda:", "cuda:-1", "nonsense")),
     (["--resume", "no_such_run"], "no_such_run is not a run folder"),
     (["--resume", __file__], "is not a run folder"),
     (["--runs", __file__, TINY], f"cannot write the run folder {__file__}/"),

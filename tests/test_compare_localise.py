@@ -150,10 +150,23 @@ def test_a_border_of_heads_or_columns_is_named_where_ranges_do_not_show_it() -> 
 
 
 def test_a_set_that_holds_everything_is_no_border() -> None:
-    bad = torch.tensor([True, True, True, False])
-    assert best_fit(bad, {"everything": torch.ones(4, dtype=torch.bool)}) == ""
-    assert best_fit(bad, {"everything": torch.ones(4, dtype=torch.bool), "half": bad & ~bad.roll(1)}, least=0.3, what="things") == (
-        "pattern: half; it explains 33% of the things, 33% overlap")
+    bad = torch.arange(8) < 3
+    assert best_fit(bad, {"everything": torch.ones(8, dtype=torch.bool)}, least=0.3) == ""
+    assert best_fit(bad, {"everything": torch.ones(8, dtype=torch.bool), "a third": bad & ~bad.roll(1)}, least=0.3, what="things") == (
+        "pattern: a third; it explains 33% of the things, 33% overlap")
+
+
+def test_a_border_separates() -> None:
+    """511 of 512 columns are bad, on both sides of any border; or fewer are, and most of what is before the border as well."""
+    bad = torch.ones(2, 4, 512, dtype=torch.bool)
+    bad[..., 100] = False
+    assert localise(bad, rows_with([512] * 2))[2:] == ["columns 0..99, 101..511 (511 of 512)"]
+    number = torch.arange(40)
+    behind, most = number >= 8, (number >= 8) | (number < 6)
+    assert best_fit(behind, {"from 8 on": behind}).startswith("pattern: from 8 on;")
+    assert best_fit(most & (number < 36), {"from 8 on": behind}) == ""
+    assert best_fit((behind | (number == 1)) & (number < 36), {"from 8 on": behind}).startswith("pattern: from 8 on;")
+    assert best_fit(number > 3, {"from 4 on": number > 3}).startswith("pattern: ") and best_fit(number > 2, {"from 3 on": number > 2}) == ""
 
 
 def test_nothing_is_claimed_where_no_boundary_fits_or_every_row_is_bad() -> None:

@@ -10,16 +10,24 @@ import functools
 import pytest
 import torch
 from faults import run_fault, run_on
+from topk_problems import problem
 from trials import expected_of, inputs_of, prepared
 
 from arms.broken.fault import FAULTS
+from arms.topk import TopkResult
 from harness.attribution import attribute
 from harness.diagnose import derived, told_if_it_fails
 from harness.hypotheses import explain, make_view, margins
+from harness.localise import counted
 from harness.suspects import suspects
+from harness.suspects_values import SCALED
+from harness.topk_hypotheses import Choice, TopkHypothesis, TopkView, explain_choice, faults_of
+from harness.topk_inplace import reads_inputs
 from harness.topk_localise import Windows
+from harness.topk_relations import dense_vs_litetopk, same_choice
 from harness.topk_sets import Band
 from harness.topk_suspects import suspects as topk_suspects
+from harness.topk_suspects_gates import gates
 from harness.topk_wrong import tell_ranks
 from harness.verdicts import CUDA_CHECKS, Check, Verdict
 
@@ -150,6 +158,41 @@ def test_entries_that_are_left_out_are_found_without_a_hypothesis(positions: lis
     assert any(found.startswith(line) for found in said), said
 
 
+SUNK = "sparse_prefill:s_q=8,s_kv=40,h_q=1,topk=2,rows=ragged,sink=mixed,values=large"
+"""Rows of one or two entries whose values are large beside lse's 1: there an out scaled down looks like an entry left out."""
+
+
+@pytest.mark.parametrize(("way", "cause"), [
+    ("once more", "the sink counted twice (out scaled by it once more)"),
+    ("below 0", "the sink counted twice, in heads whose lse is below 0"), ("constant", SCALED)])
+def test_an_out_that_is_scaled_has_no_entries_left_out(way: str, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lse is right, and could not be without them."""
+    inputs, expected = inputs_of(SUNK), expected_of(SUNK)
+    out, max_logits, lse = prepared("torch_blocks", inputs)(None)
+    assert inputs.sink is not None
+    factor = torch.sigmoid(lse - inputs.sink).nan_to_num(1.0)
+    factor = {"once more": factor, "below 0": torch.where(lse < 0, factor, 1.0), "constant": torch.full_like(factor, 0.02)}[way]
+    got = ((out.float() * factor[..., None]).bfloat16(), max_logits, lse)
+    bad = [ratio > 1 for ratio in margins(got, expected)]
+    view = make_view(inputs, expected, bad, None)
+    assert bool(bad[0].any()) and not bool(bad[2].any())
+    assert attribute(got, view, bad[0].any(-1).any(1)) == []
+    found = explain(got, view, suspects(False))
+    assert found is not None and found.name == cause, found
+    monkeypatch.setattr("harness.attribution._lse_agrees", lambda *_: True)
+    assert attribute(got, view, bad[0].any(-1).any(1))[0].startswith("entries left out: ")  # what was said before
+
+
+def test_a_factor_that_is_fitted_gives_way_to_what_has_a_name() -> None:
+    inputs, expected = inputs_of(RAGGED), expected_of(RAGGED)
+    out, max_logits, lse = prepared("torch_blocks", inputs)(None)
+    half = out * 0.5
+    for got, cause in (((-out, max_logits, lse), "out negated"), ((half, max_logits, lse), SCALED), ((half, max_logits, lse + 1), "")):
+        bad = [ratio > 1 for ratio in margins(got, expected)]
+        found = explain(got, make_view(inputs, expected, bad, None), suspects(False))
+        assert ("" if found is None else found.name) == cause and (found is None or not found.others)
+
+
 @pytest.mark.parametrize(("way", "line"), [
     (lambda told: told - 1, "one less than it should be"), (lambda told: told.roll(1), "that of the row before"),
     (lambda told: -(-told // 128) * 128, "rounded up to 128"), (lambda told: told + 64, "")])
@@ -175,15 +218,15 @@ def told(scores: list[float], chosen: list[int], topk: int) -> list[str]:
 def test_ranks_and_scores_of_dropped_keys_are_told() -> None:
     """40 keys, rising; of the 16 best, ranks 0 to 3 were dropped and ranks 16 to 19 taken."""
     said = told([float(64 + x) for x in range(40)], [*range(20, 36)], 16)
-    assert said[0] == ("dropped, by score: 4 in 1 of 1 rows looked at, ranks 0 to 3 (topk 16), scores 100 to 103, 100% share its octave")
-    assert any(line.startswith("do not belong, by score: 4 in 1 of 1 rows looked at, ranks 16 to 19 (topk 16), scores 84 to 87")
+    assert said[0] == ("dropped, by score: 4 in 1 of 1 row looked at, ranks 0 to 3 (topk 16), scores 100 to 103, 100% share its octave")
+    assert any(line.startswith("do not belong, by score: 4 in 1 of 1 row looked at, ranks 16 to 19 (topk 16), scores 84 to 87")
                for line in said)
 
 
 def test_ties_of_a_short_row_are_told() -> None:
     """Ten keys tie at the k-th; a row that took only those above names too few."""
     said = told([9.0, 8.0, *[5.0] * 10, 1.0], [0, 1], 6)
-    assert said[0] == ("dropped, by score: 10 in 1 of 1 rows looked at, ranks 2 (topk 6), scores 5 to 5, 100% tie with the k-th, "
+    assert said[0] == ("dropped, by score: 10 in 1 of 1 row looked at, ranks 2 (topk 6), scores 5 to 5, 100% tie with the k-th, "
                        "100% share its first 20 bits")
     assert said[1] == "pattern: keys that tie with the k-th; it explains 100% of the keys that were dropped, 100% overlap"
 
@@ -191,8 +234,76 @@ def test_ties_of_a_short_row_are_told() -> None:
 def test_a_bucket_of_16_bits_is_told() -> None:
     """2 and 2 + 2^-10: one fp16 value, but not one that 20 bits hold."""
     said = told([4.0, 3.0, 2.0 + 2.0**-10, 2.0, 1.0], [0, 1, 3], 3)
-    assert said[0] == "do not belong, by score: 1 in 1 of 1 rows looked at, ranks 3 (topk 3), scores 2 to 2, 100% share its fp16 value"
+    assert said[0] == "do not belong, by score: 1 in 1 of 1 row looked at, ranks 3 (topk 3), scores 2 to 2, 100% share its fp16 value"
     assert said[1].startswith("pattern: ")
+
+
+# --- suspects that a case says nothing of -----------------------------------------------------------------------------
+
+
+def choice_view(scores: list[list[float]], chosen: list[list[int]]) -> TopkView:
+    """A view of one request per row, as many keys each as it has scores, without a margin."""
+    p = problem([(1, len(row)) for row in scores], len(chosen[0]))
+    score = torch.full((len(scores), p.s_kv), -torch.inf)
+    for number, row in enumerate(scores):
+        score[number, int(p.ks[number]) : int(p.ke[number])] = torch.tensor(row)
+    return TopkView(p, torch.arange(len(scores)), torch.tensor(chosen, dtype=torch.int32), score, torch.zeros(len(scores), 1))
+
+
+def test_no_nan_is_blamed_where_none_was_chosen() -> None:
+    """A row of NaN alone must name no key. If it names those of another row, NaN as a number explains their count, but not them."""
+    numbers = [float(x) for x in range(40)]
+    ranked = [TopkHypothesis(name, gates()[name]) for name in ("NaN ranked first", "NaN ranked last")]
+    never = TopkHypothesis("another", lambda v: Choice(inside=v.inside & (v.key < 2)))
+    strangers = choice_view([[torch.nan] * 3, numbers], [[9, 10, 11], [42, 41, 40]])
+    before, left = (int(faults_of(strangers, choice)[0].sum()) for choice in (Choice(), Choice(strangers.score.nan_to_num(torch.inf))))
+    assert (before, left) == (6, 3)
+    assert explain_choice(strangers, [*ranked[:1], never]) == ""
+    own = choice_view([[torch.nan, 3.0, 2.0, torch.nan, 1.0], numbers], [[0, 3, 1], [44, 43, 42]])
+    assert explain_choice(own, [*ranked, never]) == "explained by: NaN ranked first; it leaves 0% of what is wrong with the keys"
+    all_of_few = choice_view([[torch.nan, 3.0, 1.0], numbers], [[0, 1, 2], [42, 41, 40]])
+    assert explain_choice(all_of_few, [*ranked, never, never]).endswith("(here the same as: NaN ranked last)")
+
+
+def test_no_suspect_is_named_where_most_cannot_be_told_apart() -> None:
+    view = choice_view([[3.0, 2.0, 1.0]], [[1, 2]])
+
+    def fits(name: str) -> TopkHypothesis:
+        return TopkHypothesis(name, lambda v: Choice(inside=v.inside & (v.key >= 1)))
+
+    other = TopkHypothesis("other", lambda v: Choice())
+    assert explain_choice(view, [fits("a"), fits("b"), other, other]).endswith("keys (here the same as: b)")
+    assert explain_choice(view, [fits("a"), fits("b"), fits("c"), other, other]) == ""
+
+
+# --- choices that differ, but by no key -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("chosen", "apart"), [
+    ([[9, 8], [9, 77]], "entries that are no keys of the window: 1 in {0}, 0 in {1}; keys: 1 in {0}, 2 in {1} (in 1 row)"),
+    ([[9, 9], [9, 9]], "entries that repeat another: 2 in {0}, 0 in {1}; keys: 2 in {0}, 4 in {1} (in 2 rows)"),
+    ([[9, 8], [9, -1]], "keys: 1 in {0}, 2 in {1} (in 1 row)")])
+def test_what_differs_where_no_key_does(chosen: list[list[int]], apart: str) -> None:
+    """Keys 9 and 8 are right, and tie; what a choice has in place of one of them is said, not `0 keys`."""
+    p = problem([(2, 10)], 2)
+    ks, ke = torch.zeros(2, dtype=torch.int32), torch.full((2,), 10, dtype=torch.int32)
+    p = dataclasses.replace(p, ks=ks, ke=ke)
+    score = torch.tensor([[0.0] * 8 + [5.0] * 2] * 2)
+    band = Band(lambda row0, row1: score[row0:row1], torch.full((2,), 5.0), torch.zeros(2), ks, ke, 10)
+    windows = Windows(ks.long(), ke.long(), 2, ((0, 2, 0, 10),))
+    got, right = TopkResult(torch.tensor(chosen, dtype=torch.int32)), TopkResult(torch.tensor([[9, 8], [9, 8]], dtype=torch.int32))
+    check, _ = dense_vs_litetopk(got, right, band, windows)
+    said = "no key differs beyond ties and margins, but the entries do: "
+    assert (check.verdict, check.detail) == (Verdict.FAILED, said + apart.format("litetopk", "dense"))
+    check = reads_inputs(p, lambda: got, lambda: right, band, lambda row0, row1, at: torch.zeros(at.shape), windows)
+    rewritten = "q, k, kv_scale and weights rewritten in place: "
+    assert (check.verdict, check.detail) == (Verdict.FAILED, rewritten + said + apart.format("the launch", "torch_dense"))
+    check = same_choice("run-to-run", got, right, band, windows, ("launch 1", "launch 2"))
+    assert check.detail.startswith(f"not made up of the same keys: {apart.format('launch 1', 'launch 2')}")
+
+
+def test_one_is_one() -> None:
+    assert (counted(1, "row"), counted(2000, "row"), counted(0, "key")) == ("1 row", "2,000 rows", "0 keys")
 
 
 def markdown() -> str:
@@ -207,8 +318,6 @@ def markdown() -> str:
             f"{count['among']} among those that the case cannot tell apart, {count['no']} not named.", "",
             "| fault | check | planted | own case | telling case |", "|---|---|---|---|---|"]
     return "\n".join([*head, *rows])
-
-
 
 
 if __name__ == "__main__":

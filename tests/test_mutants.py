@@ -173,8 +173,8 @@ def test_faults_of_checks_that_need_cuda_do_not_survive_a_cpu_run() -> None:
     assert "as they need CUDA: busy-stream, graph-replay" in said and "not tried, as their checks need CUDA: stream" in said
 
 
-@pytest.mark.parametrize(("width", "timed", "beside"), [(130, True, True), (100, True, True), (92, False, True), (80, False, False),
-                                                        (60, False, False), (40, False, False)])
+@pytest.mark.parametrize(("width", "timed", "beside"), [(130, True, True), (102, True, True), (101, False, True), (94, False, True),
+                                                        (93, False, False), (80, False, False), (60, False, False), (40, False, False)])
 def test_the_table_fits_and_cuts_nothing_off(width: int, timed: bool, beside: bool) -> None:
     fault = Fault("broken_" + "a_long_name_" * 3, "sparse_prefill", "backscan-vs-metadata",
                   "sparse_prefill:s_q=6,s_kv=3000,h_q=2,d_qk=512,topk=384,requests=6/150+4/150,holes=0.1,tail=wild")
@@ -184,7 +184,7 @@ def test_the_table_fits_and_cuts_nothing_off(width: int, timed: bool, beside: bo
     assert max(map(len, lines)) <= width
     faults = "\n".join(lines[: lines.index(next(line for line in lines if line.startswith("└")))])
     text = "".join(faults.split("│")).replace(" ", "").replace("\n", "")
-    assert "…" not in faults and (" ms " in faults) == timed and (" case " in faults) == beside
+    assert "…" not in faults and (" ms " in faults) == timed and ("┃ case " in faults) == beside
     if width >= 80:
         assert fault.name in text and f"backscan-vs-metadata +{len(names) - 1} " in faults
         assert all(word in faults for word in fault.case.partition(":")[2].split(","))
@@ -196,6 +196,10 @@ def printed(matrix: Matrix, width: int = 130) -> str:
     console = Console(width=width, file=io.StringIO())
     console.print(report.terminal(matrix))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_case_of_defaults_alone_has_a_row() -> None:
+    assert "│ zero " in printed(filled(faults=[dataclasses.replace(ZERO, case="sparse_prefill:")]), 40)
 
 
 def test_the_table_has_a_legend() -> None:
@@ -283,7 +287,7 @@ def test_the_command_tells_what_catches_what() -> None:
     rows = [" ".join(line.split()) for line in done.lines]
     for row in ("│ zero_output │ reference", "│ wrong_width │ raises"):
         assert any(line.startswith(row) for line in rows), done.text
-    assert "idle" not in done.text
+    assert "idle in" not in done.text
 
 
 def test_survivors_missed_faults_and_false_alarms_are_told_and_exit_1() -> None:
