@@ -137,7 +137,8 @@ def test_lengths_are_cut_to_no_multiple_of_64(text: str, limit: int) -> None:
     given.clear()
     check = metamorphic.cut_at_length(subject)
     assert check is not None and check.verdict is Verdict.PASSED and limit % 64
-    (plain, length), (cut, same_length) = given
+    (_, first), (plain, length), (cut, same_length) = given
+    assert subject.length is not None and torch.equal(first, subject.length)  # the launch knew other lengths before
     assert int(length.max()) == limit and torch.equal(length, same_length) and torch.equal(plain, subject.problem.indices[:, 0])
     assert bool((cut[:, limit:] == -1).all()) and torch.equal(cut[:, :limit], plain[:, :limit])
 
