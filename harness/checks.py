@@ -11,7 +11,7 @@ import torch
 
 from arms.kernel import Outputs, SkipPromise
 from harness.compare import bits_differ, margin, ulp_distance, ulp_histogram, values_differ
-from harness.localise import Rows, localise
+from harness.locate.localise import Rows, localise
 from harness.verdicts import Check, Verdict
 from references.sparse_prefill import Expected
 

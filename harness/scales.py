@@ -6,7 +6,7 @@ import math
 
 from harness import checks
 from harness.compare import margin
-from harness.localise import localise
+from harness.locate.localise import localise
 from harness.variations import Subject
 from harness.verdicts import Check, Verdict
 from references.precision import FP32_UNIT, KAPPA, LAMBDA, ROUNDOFF

@@ -13,7 +13,7 @@ import torch
 
 from arms.topk import WAYS, TopkResult
 from harness.compare import bits_differ, margin
-from harness.topk_localise import PLACES, Places, Windows, localise_members
+from harness.locate.topk_localise import PLACES, Places, Windows, localise_members
 from harness.topk_sets import SHOWN, Band, Tally, add_places, at, chosen_keys, chunks, in_window, look
 from harness.topk_sets import windows as windows_of
 from harness.verdicts import Check, Verdict

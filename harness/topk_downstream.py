@@ -20,7 +20,7 @@ from cases.counter import bell
 from cases.inputs import Inputs
 from cases.sparse_prefill import SparsePrefillCase
 from cases.values import Values
-from harness.topk_localise import Windows, localise_members
+from harness.locate.topk_localise import Windows, localise_members
 from harness.topk_sets import SHOWN, Band, look
 from harness.verdicts import Check, Verdict
 from references.sparse_prefill import reference

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from arms.topk import TopkProblem, TopkResult
-from harness.localise import counted
-from harness.topk_localise import Windows, localise_members
+from harness.locate.localise import counted
+from harness.locate.topk_localise import Windows, localise_members
 from harness.topk_relations import band_of_arm, malformed_entries
 from harness.topk_sets import Band, compare
 from harness.verdicts import Check, Verdict

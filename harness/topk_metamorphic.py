@@ -14,8 +14,8 @@ import torch
 from arms.kernel import Requires
 from arms.topk import TopkProblem, TopkResult
 from cases.indexer_topk import HEAD_DIM
+from harness.locate.topk_localise import Windows
 from harness.topk_junk import Junk, junk_of
-from harness.topk_localise import Windows
 from harness.topk_relations import same_choice
 from harness.topk_sets import Band
 from harness.verdicts import Check, Verdict

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from harness.topk_localise import PLACES, Places
+from harness.locate.topk_localise import PLACES, Places
 
 LEVEL = 2.0**-16
 """Scores this near to the k-th, relative to it, tie as far as fp32 can tell: 128 ULPs, where one sum over heads alone loses several."""

@@ -12,13 +12,13 @@ from arms.topk import TopkKernel, TopkLaunch, TopkProblem, TopkResult
 from cases.indexer_inputs import IndexerInputs
 from harness import topk_checks as checks
 from harness import topk_relations as relations
-from harness.diagnose import diagnose_choice
+from harness.locate.diagnose import diagnose_choice
+from harness.locate.topk_localise import Windows
 from harness.record import Lengths
 from harness.timing import Timed
 from harness.topk_downstream import downstream
 from harness.topk_inplace import reads_inputs
 from harness.topk_launches import beside_a_busy_stream, guarded, in_a_row, reason_of, replayed_from_a_graph, taken, without_logits
-from harness.topk_localise import Windows
 from harness.topk_memory import Meter, whole_bytes
 from harness.topk_metamorphic import judged, raised, variations
 from harness.topk_sets import Band, Tally, tally

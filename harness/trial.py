@@ -13,10 +13,10 @@ from cases.inputs import Inputs
 from cases.values import put_nan
 from harness import checks
 from harness.compare import bits_differ
-from harness.diagnose import diagnose
 from harness.guard import poisoned_memory as poisoned_memory  # what judges a launch has it from here
 from harness.lengths import other_backscans, summary
-from harness.localise import Rows, describe_rows, localise
+from harness.locate.diagnose import diagnose
+from harness.locate.localise import Rows, describe_rows, localise
 from harness.metamorphic import busy_stream, cut_at_length, graph_replay, relations, run_to_run, told
 from harness.record import Lengths
 from harness.timing import Timed

@@ -13,7 +13,7 @@ from arms.kernel import Kernel, Launch, Outputs, Problem
 from cases.inputs import Inputs
 from harness import checks
 from harness.guard import Guards, poisoned_memory
-from harness.localise import Rows
+from harness.locate.localise import Rows
 from harness.verdicts import Check, Verdict
 from references.sparse_prefill import Expected
 

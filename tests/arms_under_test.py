@@ -10,7 +10,7 @@ from arms.kernel import BITWISE, KERNELS, Kernel, Launch, Outputs, Problem, Requ
 from arms.lengths import SOURCES
 from cases import parse_case
 from cases.inputs import make_inputs
-from harness.localise import describe_rows
+from harness.locate.localise import describe_rows
 from harness.trial import KernelTrial
 from harness.variations import Subject, copied
 from harness.verdicts import Check

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from arms.kernel import BITWISE, Outputs, SkipPromise
 from harness import checks
 from harness.compare import bits_differ, margin, ulp_distance, ulp_histogram, values_differ
-from harness.localise import Rows, best_fit, describe_rows, explain, localise, ranges
+from harness.locate.localise import Rows, best_fit, describe_rows, explain, localise, ranges
 from harness.verdicts import Check, Verdict
 
 INF, NAN = math.inf, math.nan

@@ -19,7 +19,7 @@ from cases.rows import indices, row_plan
 from cases.strategies import sparse_prefill_cases
 from harness.checks import lengths as judge
 from harness.lengths import other_backscans
-from harness.localise import describe_rows
+from harness.locate.localise import describe_rows
 from harness.verdicts import Check, Verdict
 
 ROOT = Path(__file__).parent.parent

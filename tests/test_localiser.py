@@ -15,20 +15,20 @@ from trials import expected_of, inputs_of, prepared
 
 from arms.broken.fault import FAULTS
 from arms.topk import TopkResult
-from harness.attribution import attribute
-from harness.diagnose import derived, told_if_it_fails
-from harness.hypotheses import explain, make_view, margins
-from harness.localise import counted
-from harness.suspects import suspects
-from harness.suspects_values import SCALED
-from harness.topk_hypotheses import Choice, TopkHypothesis, TopkView, explain_choice, faults_of
+from harness.locate.attribution import attribute
+from harness.locate.diagnose import derived, told_if_it_fails
+from harness.locate.hypotheses import explain, make_view, margins
+from harness.locate.localise import counted
+from harness.locate.suspects import suspects
+from harness.locate.suspects_values import SCALED
+from harness.locate.topk_hypotheses import Choice, TopkHypothesis, TopkView, explain_choice, faults_of
+from harness.locate.topk_localise import Windows
+from harness.locate.topk_suspects import suspects as topk_suspects
+from harness.locate.topk_suspects_gates import gates
+from harness.locate.topk_wrong import tell_ranks
 from harness.topk_inplace import reads_inputs
-from harness.topk_localise import Windows
 from harness.topk_relations import dense_vs_litetopk, same_choice
 from harness.topk_sets import Band
-from harness.topk_suspects import suspects as topk_suspects
-from harness.topk_suspects_gates import gates
-from harness.topk_wrong import tell_ranks
 from harness.verdicts import CUDA_CHECKS, Check, Verdict
 
 SCORED = {name: fault for name, fault in FAULTS.items() if fault.boundary and fault.check not in ("raises", "timed-output", *CUDA_CHECKS)}
@@ -179,7 +179,7 @@ def test_an_out_that_is_scaled_has_no_entries_left_out(way: str, cause: str, mon
     assert attribute(got, view, bad[0].any(-1).any(1)) == []
     found = explain(got, view, suspects(False))
     assert found is not None and found.name == cause, found
-    monkeypatch.setattr("harness.attribution._lse_agrees", lambda *_: True)
+    monkeypatch.setattr("harness.locate.attribution._lse_agrees", lambda *_: True)
     assert attribute(got, view, bad[0].any(-1).any(1))[0].startswith("entries left out: ")  # what was said before
 
 

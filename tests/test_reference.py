@@ -15,7 +15,7 @@ from cases.inputs import Inputs
 from cases.sparse_prefill import D_V
 from harness import checks
 from harness.compare import margin
-from harness.localise import describe_rows
+from harness.locate.localise import describe_rows
 from harness.verdicts import Check, Verdict
 from references import Expected, reference
 from references.precision import ROUNDOFF, bf16_ulp, p_error

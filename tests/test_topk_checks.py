@@ -10,7 +10,7 @@ from arms.topk import TopkResult
 from harness import topk_checks as checks
 from harness import topk_relations as relations
 from harness import topk_sets
-from harness.topk_localise import Windows, localise_members
+from harness.locate.topk_localise import Windows, localise_members
 from harness.topk_memory import LiveStorages, Meter
 from harness.topk_sets import Band, Tally, compare, tally
 from harness.verdicts import Check, Verdict

@@ -6,8 +6,8 @@ import dataclasses
 
 import torch
 
-from harness.localise import best_fit, counted
-from harness.topk_localise import POWERS, Windows, key_borders
+from harness.locate.localise import best_fit, counted
+from harness.locate.topk_localise import POWERS, Windows, key_borders
 from harness.topk_sets import Band, chosen_keys, look
 
 ROWS = 16

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness.topk_hypotheses import Choice, Make, TopkView, bounds, kth_of
+from harness.locate.topk_hypotheses import Choice, Make, TopkView, bounds, kth_of
 
 CAPACITIES = (256, 512, 1024, 2048, 4096, 8192, 16384)  # of candidate and tie buffers, samples
 BUCKETS = {23: "bucket: the octave of the k-th score", 24: "bucket: two octaves around the k-th score"}

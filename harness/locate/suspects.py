@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from harness.hypotheses import Hypothesis, View
-from harness.localise import POWERS
-from harness.suspects_values import outputs, scales
+from harness.locate.hypotheses import Hypothesis, View
+from harness.locate.localise import POWERS
+from harness.locate.suspects_values import outputs, scales
 
 HANDED = "the handed topk_length, which cuts entries that count"
 """Then the kernel did as it was told, and the length was derived wrongly."""

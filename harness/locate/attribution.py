@@ -21,8 +21,8 @@ import torch
 from arms.kernel import Outputs
 from cases.sparse_prefill import D_V
 from harness.compare import margin
-from harness.hypotheses import View
-from harness.localise import POWERS, best_fit, counted, ranges
+from harness.locate.hypotheses import View
+from harness.locate.localise import POWERS, best_fit, counted, ranges
 from references.sparse_prefill import full_precision
 
 ROWS = 8

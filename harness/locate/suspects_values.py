@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from arms.kernel import Outputs
-from harness.hypotheses import Hypothesis, View, margins
+from harness.locate.hypotheses import Hypothesis, View, margins
 from references.sparse_prefill import Expected
 
 SCALED = "out scaled as a whole: out is a constant multiple c of the right one in each row and head"

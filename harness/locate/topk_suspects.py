@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from harness.topk_hypotheses import Choice, Make, TopkHypothesis, TopkView, bounds
-from harness.topk_suspects_gates import CAPACITIES, buffers, gates, readings
+from harness.locate.topk_hypotheses import Choice, Make, TopkHypothesis, TopkView, bounds
+from harness.locate.topk_suspects_gates import CAPACITIES, buffers, gates, readings
 
 
 def scores() -> dict[str, Make]:

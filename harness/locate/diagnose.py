@@ -13,17 +13,17 @@ import torch
 from arms.kernel import Outputs
 from arms.topk import TopkProblem, TopkResult
 from cases.inputs import Inputs
-from harness.attribution import attribute
-from harness.hypotheses import LEAST, explain, make_view, margins
-from harness.suspects import HANDED, suspects
+from harness.locate.attribution import attribute
+from harness.locate.hypotheses import LEAST, explain, make_view, margins
+from harness.locate.suspects import HANDED, suspects
+from harness.locate.topk_hypotheses import explain_choice
+from harness.locate.topk_hypotheses import make_view as make_topk_view
+from harness.locate.topk_localise import Windows
+from harness.locate.topk_suspects import suspects as topk_suspects
+from harness.locate.topk_wrong import tell_ranks
 from harness.topk_checks import malformed
-from harness.topk_hypotheses import explain_choice
-from harness.topk_hypotheses import make_view as make_topk_view
-from harness.topk_localise import Windows
 from harness.topk_sets import Band, chunks, tally
 from harness.topk_sets import windows as window_mask
-from harness.topk_suspects import suspects as topk_suspects
-from harness.topk_wrong import tell_ranks
 from harness.verdicts import Check, Verdict
 from references.sparse_prefill import Expected
 

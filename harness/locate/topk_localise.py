@@ -5,7 +5,7 @@ import dataclasses
 
 import torch
 
-from harness.localise import EDGES, best_fit, ranges
+from harness.locate.localise import EDGES, best_fit, ranges
 
 TILE = 128
 POWERS = tuple(1 << power for power in range(8, 21))
