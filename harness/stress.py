@@ -20,6 +20,9 @@ SIDES = (2048, 8192)
 MOST = 400  # units that are queued for one launch: the device takes a thousand kernels before the host has to wait
 
 
+FEW = 8  # units of the long load, where the short one was not enough
+
+
 class NotCaptured(Exception):
     """A CUDA graph could not be made of a launch. One line."""
 
@@ -29,7 +32,7 @@ class Load:
     seconds: what a unit takes."""
 
     def __init__(self, device: torch.device, side: int, cuda: Any = torch.cuda) -> None:
-        self.cuda, self.stream = cuda, cuda.Stream(device=device)
+        self.cuda, self.side, self.stream = cuda, side, cuda.Stream(device=device)
         self.a, self.b, self.c = (torch.full((side, side), 2.0**-6, dtype=torch.bfloat16, device=device) for _ in range(3))
         self.source, self.sink = (torch.zeros(4 * side * side, dtype=torch.uint8, device=device) for _ in range(2))
         cuda.synchronize()
@@ -51,7 +54,10 @@ class Load:
 
 def while_busy(launch: Callable[[], T], device: torch.device, cuda: Any = torch.cuda) -> tuple[list[T], int]:
     """BUSY results of launch(), each queued on the current stream while a second one is at work; and beside how many of them the second
-    one was at work to the end. launch() must copy what it returns (a kernel may return the same tensors every time)."""
+    one was at work to the end. launch() must copy what it returns (a kernel may return the same tensors every time).
+
+    A load that a launch outlasts is made four times as long for the next: other processes on the GPU make both hard to foretell.
+    """
     taken = 2 * _seconds(launch, cuda)
     load = _load(device, SIDES[0], cuda)
     if taken > MOST * load.seconds:
@@ -62,8 +68,13 @@ def while_busy(launch: Callable[[], T], device: torch.device, cuda: Any = torch.
         load.queue(enough)
         results.append(launch())
         cuda.current_stream().synchronize()
-        covered += load.busy()
+        busy = load.busy()
+        covered += busy
         cuda.synchronize()
+        if not busy and enough == MOST and load.side == SIDES[0]:
+            load, enough = _load(device, SIDES[1], cuda), FEW
+        elif not busy:
+            enough = min(MOST, 4 * enough)
     return results, covered
 
 

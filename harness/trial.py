@@ -152,8 +152,9 @@ class KernelTrial:
         return [check for check in found if check]
 
     def _nan_leak(self, run: ArmRun) -> Check | None:
-        """Fill with NaN every kv row that no valid entry names, and the first and the last one, where clamped pads end up:
-        a query row that names none of them must not change. None if that leaves nothing to compare."""
+        """Fill with NaN every kv row that no valid entry names, and the first and the last one, where clamped pads end up, and q of
+        every other row without a valid entry, as padding rows hold anything: a query row that names none of them must not change. None
+        if that leaves nothing to compare."""
         leaked = run.outputs[0].isnan()
         if self.inputs.case.values == "poison" and bool(leaked.any()):  # the case itself has NaN in the unnamed rows
             return Check("nan-leak", Verdict.FAILED, "NaN of an unnamed key", bad=int(leaked.sum()), total=leaked.numel(),
@@ -161,16 +162,20 @@ class KernelTrial:
         poisoned = ~self.inputs.named
         poisoned[[0, -1]] = True
         entries = self.inputs.indices[:, 0].clamp(0, len(poisoned) - 1).long()
-        clean = ~(poisoned[entries] & self.inputs.valid_entries).any(1)
+        empty = ~self.inputs.valid_entries.any(1)
+        garbage = empty & (empty.cumsum(0) % 2 == 0)
+        clean = ~(poisoned[entries] & self.inputs.valid_entries).any(1) & ~garbage
         if not bool(clean.any()):
             return None
-        kv = self.problem.kv.clone()
+        q, kv = self.problem.q.clone(), self.problem.kv.clone()
+        put_nan(q, garbage)
         put_nan(kv, poisoned)
-        outputs = self._call(self.kernel.prepare(dataclasses.replace(self.problem, kv=kv)), run.length)
+        outputs = self._call(self.kernel.prepare(dataclasses.replace(self.problem, q=q, kv=kv)), run.length)
         kept = [torch.where(clean.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in zip(outputs, run.outputs)]
         check = checks.same("nan-leak", (kept[0], kept[1], kept[2]), run.outputs, run.rows, ("with NaN in kv", "before"))
         if check.verdict is Verdict.PASSED:
-            check.detail = f"{int(poisoned.sum())} kv rows set to NaN, {int(clean.sum())} query rows that name none of them unchanged"
+            padding = f", and q of {int(garbage.sum())} rows without a key" if bool(garbage.any()) else ""
+            check.detail = f"{int(poisoned.sum())} kv rows{padding} set to NaN, {int(clean.sum())} query rows that name none unchanged"
         return check
 
     def _after_another(self, run: ArmRun, launch: Launch) -> Check | None:

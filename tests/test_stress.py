@@ -195,6 +195,19 @@ def test_a_long_launch_gets_a_load_of_larger_units(monkeypatch: pytest.MonkeyPat
     assert sides == [4, 4, 8]
 
 
+def test_a_load_that_a_launch_outlasts_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued: list[tuple[int, int]] = []
+    monkeypatch.setattr(stress, "SIDES", (4, 8))
+    monkeypatch.setattr(stress, "MOST", 40)
+    monkeypatch.setattr(stress, "_load", stress.Load)
+    monkeypatch.setattr(stress, "_seconds", lambda call, cuda: call() or 1e-3)
+    monkeypatch.setattr(stress.Load, "queue", lambda self, units: queued.append((self.side, units)))
+    monkeypatch.setattr(stress.Load, "busy", lambda self: len(queued) > 7)
+    _, covered = while_busy(lambda: None, torch.device("cpu"), FakeCuda())
+    made = [[(4, 1), (4, 8)], [(8, 1), (8, 8)]]  # what the making of a load queues
+    assert queued == [*made[0], (4, 18), (4, 40), *made[1], (8, 8), *[(8, 32)] * 5] and covered == 5
+
+
 def test_the_checks_under_stress_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = subject_of(HALF, "backscan")
     wrong = (subject.outputs[0], subject.outputs[1], subject.outputs[2] + 1)

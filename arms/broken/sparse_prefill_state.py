@@ -57,6 +57,14 @@ def nan_of_unnamed_key(p: Problem, length: Length) -> Outputs:
     return (out.float() + leak).bfloat16(), max_logits, lse
 
 
+@broken("nan_of_a_padding_row", "nan-leak", MIXED)
+def nan_of_a_padding_row(p: Problem, length: Length) -> Outputs:
+    """A tile of query rows shares a number, times zero: what q of a padding row holds reaches the next row."""
+    out, max_logits, lse = attention(p, length)
+    leak = p.q.float().sum((1, 2)).roll(1)[:, None, None] * 0
+    return (out.float() + leak).bfloat16(), max_logits, lse
+
+
 _served: list[Problem] = []  # the problem of the launches that came in a row, once for each
 
 
