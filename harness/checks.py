@@ -1,7 +1,7 @@
 """The checks on one arm's outputs: against the reference, against another arm, against the contract.
 
 Each takes tensors and returns a Check; none launches anything (trial.py does). Every check here has a broken arm in
-arms/broken that it fails; tests/test_broken_arms.py shows it.
+arms/broken that names it; tests/test_broken_arms.py runs them.
 """
 from __future__ import annotations
 

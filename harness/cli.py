@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from cases import family_of, format_case, parse_case
@@ -48,6 +47,7 @@ from harness.options import (
     errors,
     fail,
     open_run,
+    progress_bar,
     read_cases,
     replay_options,
     say,
@@ -110,8 +110,7 @@ def resume_run(path: Path) -> NoReturn:
 def execute(folder: RunFolder, options: WorkerOptions, plan: Settings) -> NoReturn:
     """Run, show the table and what failed, and exit."""
     total = sum(len(cases_of(kernel, folder.info.cases)) * len(kernel["arms"]) for kernel in folder.info.kernels)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("starting", total=total)
         told = NowAndThen(PAUSE)
 

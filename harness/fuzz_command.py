@@ -37,7 +37,6 @@ from harness.options import (
     ask,
     choose,
     console,
-    counted,
     fail,
     replay_options,
     say,
@@ -48,6 +47,7 @@ from harness.pool import Pool
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder, RunInfo, now, revision
 from harness.verdicts import Check, Verdict
+from harness.words import counted
 from reports import failure
 
 MOST_WORKERS = 2  # for one kernel on a GPU: more processes take turns on the device, and each launch waits for its turn

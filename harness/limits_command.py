@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from cases import FAMILIES
@@ -25,15 +24,16 @@ from harness.options import (
     ask,
     choose,
     console,
-    counted,
     errors,
     fail,
+    progress_bar,
     say,
     worker_options,
 )
 from harness.record import Record
 from harness.runner import probe
 from harness.verdicts import Verdict
+from harness.words import counted
 
 OUTGROWN = 1
 Found = list[tuple[str, dict[str, Any], Record]]
@@ -90,8 +90,7 @@ def declared(kernel: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
 
 def find(kernels: list[dict[str, Any]], options: WorkerOptions, settings: Settings, found: Found, total: int) -> None:
     """Try every limit and fill `found`: a bar on a terminal, in a log each row as it is found."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with progress_bar(errors) as bar:
         task = bar.add_task("starting", total=total)
         for kernel in kernels:
             limits_of = declared(kernel)

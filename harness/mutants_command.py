@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cases.fault import Fault
 from harness.asking import Settings
@@ -28,6 +27,7 @@ from harness.options import (
     console,
     errors,
     fail,
+    progress_bar,
     replay_options,
     say,
     usable,
@@ -126,8 +126,7 @@ def run(plan: Plan, matrix: Matrix, options: WorkerOptions, workers: int, news: 
     if "OMP_NUM_THREADS" not in os.environ:  # threads of several workers would wait for each other's cores
         options = dataclasses.replace(options, environment=(*options.environment, "OMP_NUM_THREADS=1"))
     matrix.total = total = sum(1 for _ in plan.timed()) + sum(1 for _ in plan.jobs())
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with progress_bar(errors) as bar:
         task, told = bar.add_task("starting", total=total), NowAndThen(PAUSE)
         for done, outcome in enumerate(outcomes(plan, options, count), 1):
             matrix.add(outcome)

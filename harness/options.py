@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cases import CaseError, family_of, format_case, load_suite, parse_case, suite_names
 from cases.suites import override_all
@@ -53,9 +54,10 @@ def say(text: str, style: str = "") -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 case`, `2,000 cases`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def progress_bar(where: Console) -> Progress:
+    """What is under way and how much of it is done; nothing where `where` is no terminal."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=where, transient=True, disable=not where.is_terminal)
 
 
 def fail(message: str, code: int = USAGE) -> NoReturn:

@@ -18,8 +18,6 @@ BUSY = 8
 SIDES = (2048, 8192)
 """Sides of the matrices of a short load and a long one: some 30 us and 2 ms a unit on an H200."""
 MOST = 400  # units that are queued for one launch: the device takes a thousand kernels before the host has to wait
-
-
 FEW = 8  # units of the long load, where the short one was not enough
 
 

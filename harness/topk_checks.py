@@ -2,7 +2,7 @@
 
 Each takes tensors and gives a Check, or None where the case has nothing that it could find; `shape` and `own_scores` give what later
 checks need besides. None launches the arm's choice (topk_trial.py does); `own_scores` asks for the arm's scores, which an arm may compute.
-Every check has a broken arm in arms/broken that it fails; tests/test_broken_topk.py shows it.
+Every check has a broken arm in arms/broken that names it; tests/test_broken_topk.py runs them.
 """
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import torch
 
 from arms.topk import TopkProblem, TopkResult
-from harness.locate.localise import counted
 from harness.locate.topk_localise import Windows, localise_members
 from harness.topk_relations import band_of_arm, malformed_entries
 from harness.topk_sets import Band, compare
 from harness.verdicts import Check, Verdict
+from harness.words import counted
 
 DATA = ("q_fp8", "k_fp8", "kv_scale", "weights")
 ROWS = 64  # whose bounds are made at a time

@@ -6,11 +6,11 @@ import torch
 
 from arms.topk import UNBOUNDED, WAYS, TopkResult
 from harness.compare import values_differ
-from harness.locate.localise import counted
 from harness.locate.topk_localise import Windows, localise_members
 from harness.topk_checks import REFUSED
 from harness.topk_sets import SHOWN, Band, Difference, compare, in_window
 from harness.verdicts import Check, Verdict
+from harness.words import counted
 
 
 def status(result: TopkResult, wrong: torch.Tensor, windows: Windows) -> Check | None:

@@ -12,6 +12,7 @@ from arms.topk import TopkKernel, TopkLaunch, TopkProblem, TopkResult
 from cases.indexer_inputs import IndexerInputs
 from harness import topk_checks as checks
 from harness import topk_relations as relations
+from harness.guard import poisoned_memory
 from harness.locate.diagnose import diagnose_choice
 from harness.locate.topk_localise import Windows
 from harness.record import Lengths
@@ -22,7 +23,7 @@ from harness.topk_launches import beside_a_busy_stream, guarded, in_a_row, reaso
 from harness.topk_memory import Meter, whole_bytes
 from harness.topk_metamorphic import judged, raised, variations
 from harness.topk_sets import Band, Tally, tally
-from harness.trial import made_ready, poisoned_memory
+from harness.trial import made_ready
 from harness.verdicts import Check, Verdict
 from references.indexer_topk import TopkExpected
 from references.sparse_prefill import free_memory

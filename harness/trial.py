@@ -13,7 +13,6 @@ from cases.inputs import Inputs
 from cases.values import put_nan
 from harness import checks
 from harness.compare import bits_differ
-from harness.guard import poisoned_memory as poisoned_memory  # what judges a launch has it from here
 from harness.lengths import other_backscans, summary
 from harness.locate.diagnose import diagnose
 from harness.locate.localise import Rows, describe_rows, localise

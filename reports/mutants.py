@@ -11,11 +11,11 @@ from rich.text import Text
 
 from cases.fault import Fault
 from harness.mutants import ACCUSED, Matrix, can_show
-from harness.options import counted
 from harness.pool import Outcome
 from harness.record import Record
 from harness.runfolder import RunInfo
 from harness.verdicts import CHECKS, CUDA_CHECKS, Verdict
+from harness.words import counted
 from reports import failure
 from reports.cells import markdown_table
 

@@ -18,7 +18,6 @@ from arms.topk import TopkResult
 from harness.locate.attribution import attribute
 from harness.locate.diagnose import derived, told_if_it_fails
 from harness.locate.hypotheses import explain, make_view, margins
-from harness.locate.localise import counted
 from harness.locate.suspects import suspects
 from harness.locate.suspects_values import SCALED
 from harness.locate.topk_hypotheses import Choice, TopkHypothesis, TopkView, explain_choice, faults_of
@@ -30,6 +29,7 @@ from harness.topk_inplace import reads_inputs
 from harness.topk_relations import dense_vs_litetopk, same_choice
 from harness.topk_sets import Band
 from harness.verdicts import CUDA_CHECKS, Check, Verdict
+from harness.words import counted
 
 SCORED = {name: fault for name, fault in FAULTS.items() if fault.boundary and fault.check not in ("raises", "timed-output", *CUDA_CHECKS)}
 SAME = " (here the same as: "

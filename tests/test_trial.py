@@ -13,7 +13,8 @@ from arms.lengths import SOURCES
 from arms.sparse_prefill.torch_blocks import attention
 from cases import parse_case
 from cases.inputs import make_inputs
-from harness.trial import ArmRun, KernelTrial, check_shapes, poisoned_memory
+from harness.guard import poisoned_memory
+from harness.trial import ArmRun, KernelTrial, check_shapes
 from harness.verdicts import Check, Verdict
 
 HALF = "sparse_prefill:s_q=6,s_kv=3000,h_q=2,topk=384,rows=half"

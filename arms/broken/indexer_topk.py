@@ -1,6 +1,6 @@
 """Deliberately wrong indexer top-k kernels, each a few lines on top of a right one and named for its fault: what they score and choose.
 
-They exist to show that the checks can fail: tests/test_broken_topk.py runs each and names the check that must catch it.
+They exist to show that the checks can fail: each names the check that must catch it, and tests/test_broken_topk.py runs them.
 They are registered with --broken, or when one is named with --arm, and never otherwise.
 """
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Deliberately wrong sparse_prefill kernels, each a few lines on top of torch_blocks and named for its fault.
 
-They exist to show that the checks can fail: tests/test_broken_arms.py runs each and names the check that must catch it.
+They exist to show that the checks can fail: each names the check that must catch it, and tests/test_broken_arms.py runs them.
 They are registered with --broken, or when one is named with --arm, and never otherwise.
 """
 from __future__ import annotations

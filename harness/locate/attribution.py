@@ -22,7 +22,8 @@ from arms.kernel import Outputs
 from cases.sparse_prefill import D_V
 from harness.compare import margin
 from harness.locate.hypotheses import View
-from harness.locate.localise import POWERS, best_fit, counted, ranges
+from harness.locate.localise import POWERS, best_fit, ranges
+from harness.words import counted
 from references.sparse_prefill import full_precision
 
 ROWS = 8

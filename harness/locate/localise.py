@@ -82,11 +82,6 @@ def ranges(mask: torch.Tensor) -> str:
     return f"{shown}{more} ({len(positions)} of {len(mask)})"
 
 
-def counted(number: int, what: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def candidates(rows: Rows) -> dict[str, torch.Tensor]:
     """Each boundary's name and the rows it would make wrong: bool [s_q]. Where two fit equally well the first is named."""
     length, topk = rows.length, rows.topk

@@ -6,9 +6,10 @@ import dataclasses
 
 import torch
 
-from harness.locate.localise import best_fit, counted
+from harness.locate.localise import best_fit
 from harness.locate.topk_localise import POWERS, Windows, key_borders
 from harness.topk_sets import Band, chosen_keys, look
+from harness.words import counted
 
 ROWS = 16
 KEYS = 1 << 16  # keys of a kind that are held against borders
