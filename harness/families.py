@@ -19,12 +19,17 @@ from typing import Any, Protocol
 
 import torch
 
-from cases.indexer_inputs import make_indexer_inputs
-from cases.inputs import make_inputs
+from arms.kernel import Kernel, make_problem, normalise
+from arms.topk import TopkKernel
+from cases.indexer_inputs import IndexerInputs, make_indexer_inputs
+from cases.inputs import Inputs, make_inputs
+from harness.checks import NAMES
 from harness.record import Lengths
+from harness.roofline import Work, indexer_topk_work, sparse_prefill_work
 from harness.timing import Timed
-from harness.topk_trial import TopkTrial
-from harness.trial import KernelTrial
+from harness.topk_launches import taken
+from harness.topk_trial import TopkTrial, make_topk_problem
+from harness.trial import KernelTrial, made_ready
 from harness.verdicts import Check
 from references.indexer_topk import topk_reference
 from references.sparse_prefill import reference
@@ -86,9 +91,27 @@ class Family:
     make_inputs: Callable[[Any, torch.device], Any]
     reference: Callable[[Any, torch.dtype], Any]
     trial: Callable[[Any, Any, Any, dict[str, str], Callable[[str], None]], Trial]
+    work: Callable[[Any], Work]
+    """What no right kernel can leave out, from the inputs."""
+    timed: Callable[[Any, Any, str], tuple[Timed, Callable[[Any], dict[str, torch.Tensor]]]]
+    """(kernel, inputs, arm): what is timed of an arm without judging it, and what makes tensors that can be compared of a launch's
+    result. Raises what the kernel raises."""
+
+
+def _sparse_prefill_timed(kernel: Kernel, inputs: Inputs, arm: str) -> tuple[Timed, Callable[[Any], dict[str, torch.Tensor]]]:
+    launch = made_ready(kernel, make_problem(inputs))
+    return (Timed(kernel.sources[arm].prepare(inputs), launch),
+            lambda raw: dict(zip(NAMES, normalise(raw, kernel.convention))))
+
+
+def _indexer_topk_timed(kernel: TopkKernel, inputs: IndexerInputs, arm: str) -> tuple[Timed, Callable[[Any], dict[str, torch.Tensor]]]:
+    problem = make_topk_problem(inputs)
+    launch = made_ready(kernel, problem)
+    return (Timed(lambda: None, lambda _: launch()),
+            lambda raw: {"set": taken(raw, problem).indices.sort(1).values})
 
 
 FAMILIES = {
-    "sparse_prefill": Family(make_inputs, reference, KernelTrial),
-    "indexer_topk": Family(make_indexer_inputs, topk_reference, TopkTrial),
+    "sparse_prefill": Family(make_inputs, reference, KernelTrial, sparse_prefill_work, _sparse_prefill_timed),
+    "indexer_topk": Family(make_indexer_inputs, topk_reference, TopkTrial, indexer_topk_work, _indexer_topk_timed),
 }

@@ -32,6 +32,14 @@ def version_of(distributions: tuple[str, ...]) -> str:
     return ""
 
 
+def gpu_uuid(device: torch.device) -> str:
+    """The name by which NVML finds a device, whatever CUDA_VISIBLE_DEVICES says; "" without one."""
+    if device.type != "cuda":
+        return ""
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+
+
 def _cpu() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:

@@ -45,7 +45,7 @@ def measure(arms: dict[str, Timed], contract: str, samples: int, device: torch.d
     profiler lost records."""
     if contract not in CONTRACTS or (contract != "wall" and device.type != "cuda"):
         raise ValueError(f"contract {contract!r} cannot be timed on {device.type}")
-    flush = _flusher(device)
+    flush = flusher(device)
     for arm in arms.values():
         for _ in range(WARM_UP):
             arm.launch(arm.derive())
@@ -71,7 +71,8 @@ def _order(arms: dict[str, Timed], round_number: int) -> list[str]:
     return list(arms) if round_number % 2 == 0 else list(reversed(arms))
 
 
-def _flusher(device: torch.device) -> Callable[[], object]:
+def flusher(device: torch.device) -> Callable[[], object]:
+    """What drives a device's inputs out of its L2: a memset of twice its size. Nothing on a CPU."""
     if device.type != "cuda":
         return lambda: None
     size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
@@ -79,14 +80,19 @@ def _flusher(device: torch.device) -> Callable[[], object]:
     return buffer.zero_
 
 
-def _wall(arm: Timed, device: torch.device) -> float:
+def wall(call: Callable[[], object], device: torch.device) -> float:
+    """Microseconds of the host clock around a call and the end of what it started."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter_ns()
-    arm.launch(arm.derive())
+    call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return (time.perf_counter_ns() - start) / 1e3
+
+
+def _wall(arm: Timed, device: torch.device) -> float:
+    return wall(lambda: arm.launch(arm.derive()), device)
 
 
 def _span(arm: Timed, device: torch.device) -> float:

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,10 +24,12 @@ from arms.broken.fault import FAULTS
 from arms.kernel import KERNELS, load_file, load_package
 from cases import Case, parse_case
 from cases.counter import digest
-from harness import availability
+from harness import availability, worker_outputs
 from harness.families import FAMILIES, Trial
-from harness.machine import describe_machine, version_of
+from harness.holding import Held, held
+from harness.machine import describe_machine, gpu_uuid, version_of
 from harness.record import Record
+from harness.roofline import least, machine
 from harness.timing import Timed, Untimed, measure
 from harness.trial import synchronize
 from harness.verdicts import Verdict, worst
@@ -51,8 +53,11 @@ class Worker:
         self.case: Case | None = None
         self.inputs: Any = None  # of the case's family, as is what is expected
         self.expected: Any = None
+        self.trial: Trial | None = None  # of the last run_case
         self.digests: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
+        self.held: Held | None = None
+        self.comparable: Callable[[Any], dict[str, torch.Tensor]] = dict
 
     def send(self, event: str, **fields: Any) -> None:
         """One JSON line, flushed."""
@@ -101,9 +106,10 @@ class Worker:
         kernel, case = KERNELS[name], parse_case(text)
         if case.family != kernel.family:
             raise ValueError(f"{name} is a kernel of {kernel.family}, {text} is no case of it")
+        self.trial = None
         self._make(case, fp64)
         current = [""]
-        trial = FAMILIES[kernel.family].trial(kernel, self.inputs, self.expected, self.digests,
+        self.trial = trial = FAMILIES[kernel.family].trial(kernel, self.inputs, self.expected, self.digests,
                                               lambda phase: self.phase(current[0], phase))
         trial.launches = launches or trial.launches
         to_time: list[str] = []
@@ -122,11 +128,61 @@ class Worker:
             self.case = None  # the next kernel on this case gets inputs of its own
         self.send("done")
 
+    def save(self, arm: str, path: str, about: dict[str, str]) -> None:
+        """Write the outputs of an arm of the last run_case into a file. Answers with its bytes, or why that cannot be done."""
+        self.phase("", "save")
+        self.send("saved", **worker_outputs.attempt(lambda: {"bytes": worker_outputs.save(self.trial, arm, path, about)}))
+
+    def compare(self, arm: str, path: str, labels: list[str]) -> None:
+        """Hold those outputs against the ones in a file. Answers with a check, or why that cannot be done."""
+        self.phase("", "compare")
+        self.send("compared", **worker_outputs.attempt(
+            lambda: {"check": dataclasses.asdict(worker_outputs.compare(self.trial, arm, path, (labels[0], labels[1])))}))
+
+    def hold(self, text: str, name: str, arm: str, contract: str, flush: bool) -> None:
+        """Prepare one arm to be timed in bursts, without judging it. Answers with its inputs' fingerprints, what a call takes, and the
+        speed of light for it."""
+        kernel, case, family = KERNELS[name], parse_case(text), FAMILIES[KERNELS[name].family]
+        self.held = None
+        if case != self.case:
+            self._make_inputs(case)
+            self.expected = self.case = None  # there is no reference to these inputs
+        full_name = f"{name}/{arm}"
+        self.phase(full_name, "first launch" if kernel.requires.entry else "prepare")
+        timed, self.comparable = family.timed(kernel, self.inputs, arm)
+        self.held = held(timed, contract, flush, self.device)
+        self.phase(full_name, "idle")
+        least_us, least_of = least(family.work(self.inputs), machine(self.device))
+        self.send("held", inputs=self.digests, us=self.held.us, host_us=self.held.host_us, hidden=self.held.hidden, least_us=least_us,
+                  least_of=least_of, gpu=gpu_uuid(self.device), pid=os.getpid())
+
+    def sample(self, count: int) -> None:
+        """Time the held arm `count` times."""
+        assert self.held
+        us, begin, end = self.held.burst(count)
+        self.send("sampled", us=us, begin=begin, end=end)
+
+    def release(self) -> None:
+        """Let go of the held arm. Answers with the fingerprints of what its last timed call gave."""
+        assert self.held
+        outputs = {name: digest(tensor) for name, tensor in self.comparable(self.held.last).items()}
+        self.held = None
+        self.send("released", outputs=outputs)
+
     def _make(self, case: Case, fp64: bool) -> None:
         if case == self.case:
             return
-        family = FAMILIES[case.family]
-        self.case = self.inputs = self.expected = None
+        self._make_inputs(case)
+        made = time.perf_counter()
+        self.phase("", "reference")
+        self.expected = FAMILIES[case.family].reference(self.inputs, torch.float64 if fp64 else torch.float32)
+        synchronize(self.device)
+        self.seconds["reference"] = time.perf_counter() - made
+        self.case = case
+
+    def _make_inputs(self, case: Case) -> None:
+        """Make a case's tensors where those of another were."""
+        self.case = self.inputs = self.expected = self.trial = None
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -134,15 +190,10 @@ class Worker:
         torch.set_default_dtype(torch.float32)  # a kernel may have left another
         torch.set_default_device(None)
         start = time.perf_counter()
-        self.inputs = family.make_inputs(case, self.device)
+        self.inputs = FAMILIES[case.family].make_inputs(case, self.device)
         self.digests = self.inputs.digests()
         synchronize(self.device)
-        made = time.perf_counter()
-        self.phase("", "reference")
-        self.expected = family.reference(self.inputs, torch.float64 if fp64 else torch.float32)
-        synchronize(self.device)
-        self.seconds = {"inputs": made - start, "reference": time.perf_counter() - made}
-        self.case = case
+        self.seconds = {"inputs": time.perf_counter() - start}
 
     def _arm(self, trial: Trial, arm: str, full_name: str, text: str) -> Record:
         start = time.perf_counter()
