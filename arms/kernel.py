@@ -127,6 +127,10 @@ class Convention:
     log_base: float = math.e
     empty_lse: float = math.inf
 
+    def __str__(self) -> str:
+        base = "natural logarithm" if self.log_base == math.e else f"logarithm of base {self.log_base:g}"
+        return f"statistics by the {base}, lse {self.empty_lse:+g} in a row without a key"
+
 
 @dataclasses.dataclass(frozen=True)
 class SkipPromise:

@@ -1,6 +1,7 @@
 """Why a kernel, or one of its arms on one case, does not run here. Worker side: it may import a kernel's package."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -11,7 +12,7 @@ import torch
 
 from arms.kernel import Kernel, Requires, find_program
 from arms.topk import TopkKernel
-from cases import Case
+from cases import Case, parse_case
 from cases.fits import Fits
 from harness.machine import version_of
 
@@ -111,3 +112,20 @@ def requirements(kernel: AnyKernel) -> str:
         parts.append(f"pip {need.distribution[0]}")
     return ", ".join([*parts, *([need.note] if need.note else [])])
 
+
+
+def described(kernel: AnyKernel, device: torch.device, cases: list[str]) -> dict[str, Any]:
+    """What the parent knows of a kernel, and for each case of its family the arms that do not take it and why."""
+    why = unavailable(kernel, device)
+    refused = {}
+    for text in cases:
+        case = parse_case(text)
+        if case.family == kernel.family:
+            reasons = {arm: refusal(kernel, arm, case) for arm in kernel.arms}
+            refused[text] = {arm: reason for arm, reason in reasons.items() if reason}
+    return {
+        "name": kernel.name, "family": kernel.family, "arms": list(kernel.arms), "version": version_of(kernel.requires.distribution),
+        "why_not": why, "imports": kernel.requires.entry, "requires": requirements(kernel),
+        "promise": kernel.promises(None if why else device), "convention": "" if isinstance(kernel, TopkKernel) else str(kernel.convention),
+        "fits": dataclasses.asdict(fits(kernel)), "refused": refused,
+        "limits": [dataclasses.asdict(limit) for limit in kernel.requires.limits]}

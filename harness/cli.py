@@ -17,8 +17,10 @@ from rich.table import Column, Table
 
 from cases import family_of, format_case, parse_case
 from harness.asking import Settings
+from harness.calibrate_command import calibrate
 from harness.client import Unfit, WorkerDied, WorkerOptions
 from harness.fuzz_command import fuzz
+from harness.gate_command import gate, report_gate
 from harness.limits_command import limits
 from harness.mutants_command import mutants
 from harness.options import (
@@ -36,6 +38,7 @@ from harness.options import (
     NowAndThen,
     Overrides,
     Samples,
+    SaveOutputs,
     Suite,
     Time,
     Timeout,
@@ -56,6 +59,8 @@ from harness.options import (
 )
 from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now, revision
 from harness.runner import Runner, cases_of, probe
+from harness.sanitize import TOOLS
+from harness.sanitize_command import replay_sanitized, sanitizer
 from reports import cells, evidence, failure, table
 
 SHOWN_FAILURES = 10
@@ -72,6 +77,7 @@ def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm
         broken: Broken = False, settings: Overrides = "",
         time: Time = "auto", samples: Samples = 30,
         timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, time_wrong: TimeWrong = False, launches: Launches = 0,
+        save_outputs: SaveOutputs = False,
         runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
         resume: Annotated[Path | None, typer.Option(help="Go on with this run folder; its own options hold.")] = None) -> None:
     """Take cases through every available arm: table, records, exit code."""
@@ -87,7 +93,7 @@ def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm
     kernels = choose(description["kernels"], texts, arm, broken)
     if not kernels:
         fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
-    plan = Settings(contract_for(time, options.device), samples, fp64, timeout, time_wrong, launches)
+    plan = Settings(contract_for(time, options.device), samples, fp64, timeout, time_wrong, launches, save_outputs=save_outputs)
     unavailable = {k["name"]: k["why_not"] for k in description["kernels"] if not arm and k["why_not"] and cases_of(k, texts)}
     info = RunInfo(now(), sys.argv, texts, kernels, {**description["machine"], "threearm": revision()},
                    {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(plan), "unavailable": unavailable})
@@ -120,16 +126,19 @@ def execute(folder: RunFolder, options: WorkerOptions, plan: Settings) -> NoRetu
             if not console.is_terminal:
                 told.say(f"{done} of {total}  {what}")
 
+        def kept() -> str:
+            return (f"{len(folder.records)} of {total} records are in {folder.path}; "
+                    f"go on with: {shlex.join(['threearm', 'run', '--resume', str(folder.path)])}")
+
         try:
             Runner(folder, options, plan, folder.info.kernels, progress).run()
         except KeyboardInterrupt:
             bar.stop()
-            errors.print(f"interrupted: {len(folder.records)} of {total} records are in {folder.path}; "
-                         f"go on with: {shlex.join(['threearm', 'run', '--resume', str(folder.path)])}", highlight=False, markup=False)
+            errors.print(f"interrupted: {kept()}", highlight=False, markup=False)
             raise typer.Exit(INTERRUPTED) from None
         except (RunError, Unfit) as error:
             bar.stop()
-            fail(str(error), NOTHING_RAN)
+            fail(f"{error}; {kept()}", NOTHING_RAN)
     show(folder, options, plan)
     raise typer.Exit(exit_code(folder.records))
 
@@ -208,14 +217,19 @@ def list_cases(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, de
 def replay(case: Annotated[str, typer.Argument(help="A case text.")],
            arm: Annotated[str, typer.Option("--arm", help="kernel or kernel/arm.")],
            device: Device = "auto", load: Load = None, time: Time = "none", samples: Samples = 30,
-           timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, launches: Launches = 0) -> None:
-    """Run one case again on one kernel and tell every check in full. Arms before the named one run too, to be compared with."""
+           timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, launches: Launches = 0,
+           sanitize: Annotated[str, typer.Option(help=f"Under compute-sanitizer: {' | '.join(TOOLS)}.")] = "") -> None:
+    """Run one case again on one kernel and tell every check in full. Arms before the named one run too, to be compared with; not with
+    --sanitize, where each named one has a process of its own."""
+    program = sanitizer(sanitize) if sanitize else ""
     texts = read_cases([case], "", "")
     options = worker_options(device, load, False, [arm], memory)
     description = ask(options, texts)
     options = dataclasses.replace(options, device=description["device"])
     kernel = choose(description["kernels"], texts, [arm])[0]
     wanted = kernel["arms"]
+    if program:
+        replay_sanitized(options, Settings("", samples, fp64, timeout, launches=launches), kernel, texts[0], sanitize, program)
     every = next(k["arms"] for k in description["kernels"] if k["name"] == kernel["name"])
     kernel["arms"] = every[: every.index(wanted[-1]) + 1]
     plan = Settings(contract_for(time, options.device), samples, fp64, timeout, launches=launches)
@@ -238,10 +252,12 @@ def replay(case: Annotated[str, typer.Argument(help="A case text.")],
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A run folder.")],
+def report(folder: Annotated[Path, typer.Argument(help="A run folder, or a gate's.")],
            markdown: Annotated[bool, typer.Option(help="The whole run as Markdown, for a pull request.")] = False,
            failures: Annotated[bool, typer.Option(help="Every record that did not pass, in full.")] = False) -> None:
-    """Show a stored run again. Needs no GPU."""
+    """Show a stored run, or a stored gate, again. Needs no GPU."""
+    if (folder / "gate.json").is_file():
+        report_gate(folder, markdown)
     stored = open_run(folder)
     options, plan = stored_options(stored)
     if markdown:
@@ -258,7 +274,7 @@ def report(folder: Annotated[Path, typer.Argument(help="A run folder.")],
     raise typer.Exit(exit_code(stored.records))
 
 
-for command in (mutants, fuzz, limits):  # here, since --help lists commands in this order
+for command in (mutants, fuzz, limits, gate, calibrate):  # here, since --help lists commands in this order
     app.command()(command)
 
 

@@ -17,7 +17,7 @@ class TimeVerdict(str, enum.Enum):
     FASTER = "FASTER"
     SLOWER = "SLOWER"
     UNRESOLVED = "UNRESOLVED"  # the interval allows several of these; not a pass
-    INVALID = "INVALID"  # below the speed of light: it cannot have done the work
+    INVALID = "INVALID"  # no time of the work: below the speed of light, other outputs than the checked ones, or a side that ended
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,6 +46,7 @@ Time = Annotated[str, typer.Option("--time", help="kernel, span, wall, none, or 
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Timing samples per arm.")]
 TimeWrong = Annotated[bool, typer.Option("--time-wrong", help="Also time arms whose answer is wrong, such as an inexact baseline.")]
 Launches = Annotated[int, typer.Option("--launches", help="Launches back to back in run-to-run; 0: three or four.", min=0, max=100_000)]
+SaveOutputs = Annotated[bool, typer.Option("--save-outputs", help="Keep every arm's outputs in the run's folder, for a gate.")]
 Fp64 = Annotated[bool, typer.Option("--fp64", help="Compute the reference in fp64.")]
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import hashlib
 import importlib.metadata
 import math
 import os
@@ -51,7 +52,11 @@ class RunFolder:
         """Make runs/<time>-<gpu>-<id>/. Raises RunError if that cannot be written."""
         name = re.sub(r"[^a-z0-9]+", "", info.machine.get("gpu", "cpu").lower().replace("nvidia", "")) or "gpu"
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        path = root / f"{stamp}-{name}-{secrets.token_hex(2)}"
+        return RunFolder.make(root / f"{stamp}-{name}-{secrets.token_hex(2)}", info)
+
+    @staticmethod
+    def make(path: Path, info: RunInfo) -> RunFolder:
+        """Make a folder of that name. Raises RunError if it cannot be written."""
         folder = RunFolder(path, info)
         try:
             path.mkdir(parents=True)
@@ -88,19 +93,23 @@ class RunFolder:
             except msgspec.DecodeError as error:
                 raise RunError(f"{file} line {number}: {error}") from None
         if lines[-1] and repair:
-            with open(file, "r+b") as handle:
-                handle.truncate(file.stat().st_size - len(lines[-1]))
+            try:
+                os.truncate(file, file.stat().st_size - len(lines[-1]))
+            except OSError as error:
+                raise RunError(f"cannot write {file}: {error.strerror}") from None
         return folder
 
     def lock(self) -> None:
         """Keep others from writing here until this process ends. Raises RunError if one does already."""
         if self.path is None:
             return
-        self.guard = open(self.path / "lock", "w", encoding="ascii")  # noqa: SIM115 - held open on purpose
         try:
+            self.guard = open(self.path / "lock", "w", encoding="ascii")  # noqa: SIM115 - held open on purpose
             fcntl.flock(self.guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise RunError(f"another process is writing to {self.path}") from None
+        except OSError as error:
+            raise RunError(f"cannot write {self.path}/lock: {error.strerror}") from None
 
     def save_info(self) -> None:
         """Write run.json, by way of a temporary file, so that it is never half written."""
@@ -121,6 +130,10 @@ class RunFolder:
                 raise RunError(f"cannot write {self.path}/records.jsonl: {error.strerror}") from None
         self.records.append(record)
 
+    def output_file(self, record: Record) -> Path | None:
+        """Where a record's outputs are kept, if they are (`run --save-outputs`); None for a folder in memory."""
+        return self.path and self.path / "outputs" / output_name(record)
+
     def done(self) -> set[tuple[str, str]]:
         """(case, arm) of every record there is."""
         return {(record.case, record.arm) for record in self.records}
@@ -132,6 +145,11 @@ class RunFolder:
             self.save_info()
         except OSError as error:
             raise RunError(f"cannot write {self.path}/run.json: {error.strerror}") from None
+
+
+def output_name(record: Record) -> str:
+    """The name of the file with a record's outputs: its arm, and a fingerprint of its case, whose text may be too long for a name."""
+    return f"{record.arm.replace('/', '-')}-{hashlib.sha256(record.case.encode()).hexdigest()[:16]}.safetensors"
 
 
 def now() -> str:

@@ -5,6 +5,7 @@ of FlashMLA do), is then no other kernel's trouble.
 """
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from cases import family_of
 from harness.asking import Asker, Progress, Settings
 from harness.client import WorkerDied, WorkerOptions, WorkerProcess
 from harness.record import Record
-from harness.runfolder import RunFolder
+from harness.runfolder import RunError, RunFolder
 from harness.verdicts import Verdict
 
 
@@ -36,24 +37,37 @@ class Runner:
                 self.asker.close()
         finally:
             self.asker.kill()
+            self.asker.watch.close()
         self.folder.finish()
 
     def _run_kernel(self, kernel: dict[str, Any]) -> None:
-        name, why_not, none_only = kernel["name"], kernel["why_not"], ""
-        if not why_not and kernel["imports"] and self._pending(kernel):
-            try:
-                why_not, none_only = probe(self.options, self.log, name)
-            except WorkerDied as death:
-                self._add_all(kernel, death.verdict, f"importing {kernel['imports']}: {death.detail}")
-                return
+        problems = self.imported(kernel)
+        if problems is None:
+            return
         for case in cases_of(kernel, self.folder.info.cases):
-            skipped = dict(kernel["refused"][case])
-            for arm in kernel["arms"]:
-                reason = why_not or skipped.get(arm) or (none_only if arm != "none" else "")
-                if reason:
-                    skipped[arm] = reason
-                    self._add(Record(case, f"{name}/{arm}", Verdict.SKIPPED, reason))
-            self._run_case(name, case, [arm for arm in kernel["arms"] if arm not in skipped])
+            self.take(kernel, case, problems)
+
+    def imported(self, kernel: dict[str, Any]) -> tuple[str, str] | None:
+        """Import a kernel's package: why the kernel cannot run, why it has a none arm alone, "" where nothing. None if importing it ends
+        the process; all its records are then made."""
+        if kernel["why_not"] or not kernel["imports"] or not self._pending(kernel):
+            return kernel["why_not"], ""
+        try:
+            return probe(self.options, self.log, kernel["name"])
+        except WorkerDied as death:
+            self._add_all(kernel, death.verdict, f"importing {kernel['imports']}: {death.detail}")
+            return None
+
+    def take(self, kernel: dict[str, Any], case: str, problems: tuple[str, str]) -> None:
+        """A kernel's arms on one case. problems: what `imported` said."""
+        name, (why_not, none_only) = kernel["name"], problems
+        skipped = dict(kernel["refused"][case])
+        for arm in kernel["arms"]:
+            reason = why_not or skipped.get(arm) or (none_only if arm != "none" else "")
+            if reason:
+                skipped[arm] = reason
+                self._add(Record(case, f"{name}/{arm}", Verdict.SKIPPED, reason))
+        self._run_case(name, case, [arm for arm in kernel["arms"] if arm not in skipped])
 
     def _pending(self, kernel: dict[str, Any]) -> bool:
         return any((case, f"{kernel['name']}/{arm}") not in self.finished
@@ -68,6 +82,18 @@ class Runner:
         """One kernel on one case. What an earlier run has recorded is kept; the arms go together, since they are compared."""
         if any((case, f"{name}/{arm}") not in self.finished for arm in arms):
             self.asker.run_case(name, case, arms)
+            if self.settings.save_outputs:
+                self._save_outputs(case)
+
+    def _save_outputs(self, case: str) -> None:
+        """Keep the outputs of a case's records that have some, for a gate to compare with. Raises RunError."""
+        for record in self.folder.records:
+            file = self.folder.output_file(record)
+            if record.case == case and record.outputs and file and not file.is_file():
+                file.parent.mkdir(exist_ok=True)
+                problem = self.asker.save(record, file)
+                if problem:
+                    raise RunError(f"cannot save the outputs of {record.arm} on {record.case}: {problem}")
 
     def _add(self, record: Record) -> None:
         key = (record.case, record.arm)
@@ -101,7 +127,7 @@ def probe(options: WorkerOptions, log: Path, name: str) -> tuple[str, str]:
 
     Raises WorkerDied if the import ends the process.
     """
-    worker = WorkerProcess(options, log)
+    worker = WorkerProcess(dataclasses.replace(options, prefix=()), log)
     try:
         for event in worker.ask(60.0, op="probe", name=name):
             if event["event"] == "probed":

@@ -20,7 +20,6 @@ from collections.abc import Callable
 
 import torch
 
-from harness.machine import nvidia_smi
 from harness.record import Timing
 
 CONTRACTS = ("kernel", "span", "wall")
@@ -49,7 +48,6 @@ def measure(arms: dict[str, Timed], contract: str, samples: int, device: torch.d
     for arm in arms.values():
         for _ in range(WARM_UP):
             arm.launch(arm.derive())
-    before = gpu_clocks(device)
     if contract == "kernel":
         result = _kernel_times(arms, samples, flush)
     else:
@@ -59,11 +57,9 @@ def measure(arms: dict[str, Timed], contract: str, samples: int, device: torch.d
             for name in _order(arms, round_number):
                 flush()
                 result[name].us.append(once(arms[name], device))
-    clocks = f"{before} -> {gpu_clocks(device)}" if before else ""
     for timing in result.values():
         timing.cache = "L2 flushed" if device.type == "cuda" else "warm"
         timing.order = "interleaved, ABBA" if len(arms) > 1 else "alone"
-        timing.clocks = clocks
     return result
 
 
@@ -183,21 +179,3 @@ def kernel_sums(events: list[dict[str, object]]) -> dict[tuple[str, str, int], l
         if place >= 0 and at is not None and at <= ranges[place][0] + ranges[place][1]:
             sums[ranges[place][2:]].append(kernel)
     return sums
-
-
-def gpu_clocks(device: torch.device) -> str:
-    """SM clock, power and throttle reasons now, or "" without a GPU. NVML where nvidia-ml-py is installed (a query takes
-    a millisecond), else nvidia-smi (a second)."""
-    if device.type != "cuda":
-        return ""
-    index = device.index or 0
-    try:
-        import pynvml
-    except ImportError:
-        return ", ".join(nvidia_smi("clocks.sm,power.draw,clocks_event_reasons.active", index))
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-    watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3
-    reasons = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    return f"{clock} MHz, {watts:.0f} W, throttle reasons {reasons:#x}"

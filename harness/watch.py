@@ -87,6 +87,10 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Read no more."""
         self._over.set()
         if self._thread:
             self._thread.join()
@@ -96,3 +100,13 @@ def slowed(reasons: int) -> str:
     """What slowed the GPU, in words, or "": throttle reasons that are no setting."""
     found = [name for bit, name in SLOWDOWN.items() if reasons & bit]
     return " and ".join([*found, *(["power cap"] if reasons & POWER_CAP else [])])
+
+
+def in_words(readings: list[Reading]) -> str:
+    """Clocks, power and all throttle reasons of some readings, or "" of none."""
+    if not readings:
+        return ""
+    mhz, watts, reasons = [r.mhz for r in readings], [r.watts for r in readings], 0
+    for reading in readings:
+        reasons |= reading.reasons
+    return f"{min(mhz)} to {max(mhz)} MHz, {min(watts):.0f} to {max(watts):.0f} W, throttle reasons {reasons:#x}"

@@ -27,7 +27,7 @@ from cases.counter import digest
 from harness import availability, worker_outputs
 from harness.families import FAMILIES, Trial
 from harness.holding import Held, held
-from harness.machine import describe_machine, gpu_uuid, version_of
+from harness.machine import describe_machine, gpu_uuid
 from harness.record import Record
 from harness.roofline import least, machine
 from harness.timing import Timed, Untimed, measure
@@ -71,21 +71,7 @@ class Worker:
 
     def describe(self, cases: list[str]) -> None:
         """Answer with the machine and every kernel, and for each case of its family the arms that do not take it and why."""
-        kernels = []
-        for kernel in KERNELS.values():
-            why = availability.unavailable(kernel, self.device)
-            refused: dict[str, dict[str, str]] = {}
-            for text in cases:
-                case = parse_case(text)
-                if case.family == kernel.family:
-                    reasons = {arm: availability.refusal(kernel, arm, case) for arm in kernel.arms}
-                    refused[text] = {arm: reason for arm, reason in reasons.items() if reason}
-            kernels.append({
-                "name": kernel.name, "family": kernel.family, "arms": list(kernel.arms),
-                "version": version_of(kernel.requires.distribution), "why_not": why, "imports": kernel.requires.entry,
-                "requires": availability.requirements(kernel), "promise": kernel.promises(None if why else self.device),
-                "fits": dataclasses.asdict(availability.fits(kernel)), "refused": refused,
-                "limits": [dataclasses.asdict(limit) for limit in kernel.requires.limits]})
+        kernels = [availability.described(kernel, self.device, cases) for kernel in KERNELS.values()]
         self.send("described", device=str(self.device), machine=describe_machine(self.device), kernels=kernels)
 
     def faults(self) -> None:
@@ -119,7 +105,7 @@ class Worker:
             record = self._arm(trial, arm, current[0], text)
             spoiled |= has_spoiled(record)
             timed = bool(contract) and (record.verdict is Verdict.PASSED or (time_wrong and bool(record.checks)))
-            self.send("checked", record=dataclasses.asdict(record), timed=timed)
+            self.send("checked", record=dataclasses.asdict(record), timed=timed, gpu=gpu_uuid(self.device))
             if timed:
                 to_time.append(arm)
         if to_time:
@@ -238,14 +224,17 @@ class Worker:
         last: dict[str, Any] = {}
         timed = {arm: _kept(trial.timed(arm), last, arm) for arm in arms}
         self.phase(f"{name}/{arms[0]}", "timing")  # again: a trial may have announced that it prepares
+        begin = time.monotonic()
         try:
             times = measure(timed, contract, samples, self.device)
         except Untimed as error:
             self.send("untimed", reason=str(error))
             return
+        end = time.monotonic()
         for arm, timing in times.items():
             check = trial.check_timed(arm, last[arm])
-            self.send("timed", arm=f"{name}/{arm}", timing=dataclasses.asdict(timing), check=dataclasses.asdict(check))
+            self.send("timed", arm=f"{name}/{arm}", timing=dataclasses.asdict(timing), check=dataclasses.asdict(check),
+                      begin=begin, end=end)
 
 
 def _kept(timed: Timed, last: dict[str, Any], arm: str) -> Timed:

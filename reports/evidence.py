@@ -43,7 +43,7 @@ def launched(records: list[Record]) -> str:
             derive = statistics.median(record.time.derive_us) if record.time.derive_us else 0.0
             rows.append([own[record.case], record.arm, str(record.time.kernels), f"{derive:.1f}" if derive else "",
                          ", ".join(f"{name.strip()} {us:.1f}" for name, us in parts), record.time.clocks])
-    head = ["case", "arm", "kernels a call", "derivation, us", "the call's kernels, median us", "clocks around the case's timing"]
+    head = ["case", "arm", "kernels a call", "derivation, us", "the call's kernels, median us", "clocks while the case was timed"]
     return "#### What a call launches\n\n" + markdown_table(head, rows) if rows else ""
 
 

@@ -77,7 +77,7 @@ def _about_times(times: list[Timing], contracts: dict[str, str], when_throttled:
 
 
 def throttled(clocks: str) -> bool:
-    """Whether the throttle reasons before or after a timing name more than an idle GPU (bit 0)."""
+    """Whether the throttle reasons of a timing name more than an idle GPU (bit 0)."""
     return any(int(reasons, 16) & ~1 for reasons in re.findall(r"0x[0-9a-f]+", clocks))
 
 

@@ -75,7 +75,7 @@ def legend(records: list[Record]) -> list[str]:
 
 
 def resources(records: list[Record]) -> str:
-    """Markdown: how many rows of an arm came to their result which way, the peak of transient memory, clocks around the timing."""
+    """Markdown: how many rows of an arm came to their result which way, the peak of transient memory, clocks while it was timed."""
     shown = [record for record in records if record.ways or record.memory is not None]
     own = names(list(dict.fromkeys(record.case for record in shown)))
     rows = []
@@ -83,5 +83,5 @@ def resources(records: list[Record]) -> str:
         by_way = ", ".join(f"{count:,} {way}" for way, count in record.ways.items() if count)
         memory = "" if record.memory is None else f"{record.memory / 2**20:,.1f}"
         rows.append([own[record.case], record.arm, record.verdict.value, by_way, memory, record.time.clocks if record.time else ""])
-    head = ["case", "arm", "verdict", "rows by way", "peak transient memory, MiB", "clocks around its timing"]
+    head = ["case", "arm", "verdict", "rows by way", "peak transient memory, MiB", "clocks while it was timed"]
     return "#### Rows by way, memory, clocks\n\n" + markdown_table(head, rows) if rows else ""

@@ -1,7 +1,8 @@
-"""Kernels that take their process with them, never return, raise, or lie. tests/test_worker.py says what must become of each.
+"""Kernels that take their process with them, never return, raise, or lie. tests/test_faults_survived.py and tests/test_worker.py say
+what must become of each.
 
 `deadly` does one deed in the case whose s_q names it, and in one arm alone, so one run shows every death and that the arms
-and cases around it are unharmed. Whoever comes back from a deed returns a wrong out.
+and cases around it are unharmed. Whoever comes back from a deed returns a wrong out, but for HARMLESS ones.
 """
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -64,6 +67,69 @@ def leave_a_child() -> None:
     segfault()
 
 
+def leave_a_daemon() -> None:
+    """A child in a session of its own, which no signal to the process' group reaches."""
+    subprocess.Popen(["sleep", "100"], start_new_session=True)
+
+
+def leave_a_daemon_and_die() -> None:
+    leave_a_daemon()
+    segfault()
+
+
+def at_the_reply(write: Callable[[Any, str], object]) -> None:
+    """Have the worker die when it is about to reply with this arm's record; write(out, line) before that."""
+    worker = sys.modules["harness.worker"].Worker
+    send = worker.send
+
+    def last(self: Any, event: str, **fields: Any) -> None:
+        if event == "checked" and fields["record"]["arm"] == "deadly/none":
+            write(self.out, json.dumps({"event": event, **fields}))
+            self.out.flush()
+            os._exit(6)
+        send(self, event, **fields)
+
+    worker.send = last
+
+
+def die_before_the_reply() -> None:
+    at_the_reply(lambda out, line: None)
+
+
+def die_in_the_reply() -> None:
+    at_the_reply(lambda out, line: out.write(line[: len(line) // 2]))
+
+
+def die_after_the_reply() -> None:
+    at_the_reply(lambda out, line: out.write(line + "\n"))
+
+
+def be_done_at_once() -> None:
+    """The worker says that it is done with the case, and has never sent this arm's record."""
+    worker = sys.modules["harness.worker"].Worker
+    send = worker.send
+
+    def other(self: Any, event: str, **fields: Any) -> None:
+        if event != "checked" or fields["record"]["arm"] != "deadly/none":
+            send(self, event, **fields)
+
+    worker.send = other
+
+
+def print_without_end() -> None:
+    while True:
+        os.write(1, b"a line that a kernel prints\n" * 4096)
+
+
+def write_without_end() -> None:
+    """Into every descriptor that is not its own, and no line is ever ended."""
+    others = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+    while True:
+        for descriptor in others:
+            with contextlib.suppress(OSError):
+                os.write(descriptor, bytes(1 << 16))
+
+
 def fail() -> None:
     raise RuntimeError("deliberate\nand a second line")
 
@@ -83,8 +149,12 @@ def forge() -> None:
     os.write(2, b"\xff\x00" * (FLOOD // 2))
 
 
+# Whoever comes back is launched on one row less as well, which should be no deed's number.
 DEEDS = {11: segfault, 12: abort, 13: exit_at_once, 14: exit_by_exception, 15: kill_itself, 16: loop, 17: sleep, 18: allocate,
-         19: leave_a_child, 20: fail, 21: fail_without_words, 22: forge}
+         19: leave_a_child, 20: fail, 21: fail_without_words, 22: forge, 25: leave_a_daemon, 27: leave_a_daemon_and_die,
+         29: die_before_the_reply, 31: die_in_the_reply, 33: die_after_the_reply, 35: be_done_at_once,
+         37: print_without_end, 39: write_without_end}
+HARMLESS = (25, 33, 35)  # to what comes out
 ON_LENGTH_0 = {23: exit_at_once}  # of the three arms, metadata alone hands over a 0
 
 
@@ -96,7 +166,8 @@ def deadly(problem: Problem) -> Launch:
         out, max_logits, lse = attention(problem, topk_length)
         if s_q in DEEDS and topk_length is None:
             DEEDS[s_q]()
-            out.zero_()
+            if s_q not in HARMLESS:
+                out.zero_()
         if s_q in ON_LENGTH_0 and topk_length is not None and int(topk_length.min()) == 0:
             ON_LENGTH_0[s_q]()
         return out, max_logits, lse

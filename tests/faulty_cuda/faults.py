@@ -1,4 +1,7 @@
-"""Kernels that do to the GPU what a broken kernel does; loaded by tests/test_worker_cuda.py."""
+"""A kernel that does to the GPU what a broken kernel does: in the case whose s_q names the deed, and in its none arm alone.
+
+tests/test_faults_survived.py says what must become of each.
+"""
 from __future__ import annotations
 
 import torch
@@ -6,35 +9,44 @@ import torch
 from arms import Launch, Outputs, Problem, Requires, sparse_prefill_kernel
 from arms.sparse_prefill.torch_blocks import attention
 
-CUDA = Requires(device="cuda")
+
+class Beyond:
+    """Says of a tensor's memory that it is 256 GiB long."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {"shape": (1 << 36,), "typestr": "<f4", "data": (tensor.data_ptr(), False), "version": 2}
 
 
-@sparse_prefill_kernel("faulty_access", requires=CUDA)
-def faulty_access(problem: Problem) -> Launch:
-    """An index past the end: a device-side assertion, after which every CUDA call of the process fails."""
-    def launch(length: torch.Tensor | None) -> Outputs:
-        problem.kv[torch.full((1,), 1 << 30, device=problem.kv.device)].float().sum().item()
-        return attention(problem, length)
-
-    return launch
+def read_beyond(kv: torch.Tensor) -> None:
+    """An illegal memory access, after which every CUDA call of the process fails."""
+    last = torch.as_tensor(Beyond(kv), device=kv.device)[-1:]
+    (last + 1).sum().item()
 
 
-@sparse_prefill_kernel("faulty_hang", requires=CUDA)
-def faulty_hang(problem: Problem) -> Launch:
+def assert_on_the_device(kv: torch.Tensor) -> None:
+    """An index past the end: a device-side assertion, which poisons the context as well."""
+    kv[torch.full((1,), 1 << 30, device=kv.device)].float().sum().item()
+
+
+def spin(kv: torch.Tensor) -> None:
     """Keeps the GPU busy for hours."""
-    def launch(length: torch.Tensor | None) -> Outputs:
-        for _ in range(1000):
-            torch.cuda._sleep(1 << 40)
-        return attention(problem, length)
-
-    return launch
+    for _ in range(1000):
+        torch.cuda._sleep(1 << 40)
 
 
-@sparse_prefill_kernel("faulty_memory", requires=CUDA)
-def faulty_memory(problem: Problem) -> Launch:
+def take_too_much(kv: torch.Tensor) -> None:
     """Asks for more memory than any GPU has."""
+    torch.empty(1 << 46, dtype=torch.uint8, device=kv.device)
+
+
+DEEDS = {11: read_beyond, 12: assert_on_the_device, 13: spin, 14: take_too_much}
+
+
+@sparse_prefill_kernel("deadly_on_gpu", requires=Requires(device="cuda"))
+def deadly_on_gpu(problem: Problem) -> Launch:
     def launch(length: torch.Tensor | None) -> Outputs:
-        torch.empty(1 << 46, dtype=torch.uint8, device=problem.kv.device)
+        if length is None:
+            DEEDS.get(problem.q.shape[0], lambda kv: None)(problem.kv)
         return attention(problem, length)
 
     return launch

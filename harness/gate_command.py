@@ -1,0 +1,283 @@
+"""`threearm gate`: one case list through two environments, and whether anything got worse. docs/gate.md explains it."""
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+
+from harness.asking import Settings
+from harness.client import Unfit, WorkerDied, WorkerOptions
+from harness.comparison import Pairing, Rule
+from harness.environments import EnvironmentProblem, Given, Kind, make, read_side
+from harness.gate import Gate, Live, Pair, Side, Stored, Timing
+from harness.gate_folder import LIVE, STORED, GateFolder, GateInfo, SideInfo
+from harness.gate_pairs import all_pairs, named_pairs
+from harness.options import (
+    NOTHING_RAN,
+    PAUSE,
+    Broken,
+    Cases,
+    Device,
+    Fp64,
+    Launches,
+    Load,
+    Memory,
+    NowAndThen,
+    Timeout,
+    console,
+    errors,
+    fail,
+    open_run,
+    progress_bar,
+    read_cases,
+    replay_options,
+    say,
+    stored_options,
+    worker_options,
+)
+from harness.record import Record
+from harness.runfolder import RunError, RunFolder, now, revision
+from harness.runner import Runner, describe
+from harness.sampling import AUTO, Plan
+from harness.thresholds import ThresholdError, load, rule_for
+from harness.transitions import UNRESOLVED
+from reports import gate as report
+from reports.gate_things import verdict
+
+GIVE_UP = 2
+"""Cases in a row on which an arm hangs or crashes before it is asked no more."""
+LONGEST = 90
+SIDES = ("base", "candidate")
+
+Base = Annotated[str, typer.Option("--base", help="What is trusted: an interpreter, a pip requirement (KERNEL==1.0), or a run folder.")]
+Candidate = Annotated[str, typer.Option("--candidate", help="What is to be judged: the same choices.")]
+PairArms = Annotated[list[str] | None, typer.Option("--arm", help="kernel, kernel/arm, or BASE=CANDIDATE of either; repeat for several.")]
+GateSuite = Annotated[str, typer.Option("--suite", help="A suite's name, or a file of cases. Default: a stored run's cases, or smoke.")]
+Bitwise = Annotated[bool, typer.Option("--bitwise", help="Other bits are something wrong, even within the budget.")]
+GateTime = Annotated[str, typer.Option("--time", help="span, wall, none, or auto: on cuda span, on cpu wall.")]
+ThresholdFile = Annotated[Path | None, typer.Option("--thresholds", help="What `threearm calibrate` wrote on this machine.")]
+Seconds = Annotated[float, typer.Option("--seconds", min=0.1, help="Timing of one arm on one case takes no longer, once it has enough.")]
+Processes = Annotated[int, typer.Option("--processes", min=2, help="Pairs of fresh processes that times are taken from, at least.")]
+BaseEnv = Annotated[list[str] | None, typer.Option("--base-env", help="NAME=VALUE in the base's environment; repeat for several.")]
+CandidateEnv = Annotated[list[str] | None, typer.Option("--candidate-env", help="The same in the candidate's.")]
+Inherit = Annotated[bool, typer.Option("--inherit-packages", help="A requirement's environment sees the packages installed here.")]
+Keep = Annotated[bool, typer.Option("--keep-outputs", help="Keep the outputs whose bits differ.")]
+MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Also write the report for a pull request here.")]
+Runs = Annotated[Path, typer.Option(help="Where run folders are made.")]
+
+
+def gate(base: Base, candidate: Candidate, cases: Cases = None, suite: GateSuite = "", arm: PairArms = None, bitwise: Bitwise = False,
+         time: GateTime = "auto", thresholds: ThresholdFile = None, seconds: Seconds = 5.0, processes: Processes = 3,
+         base_env: BaseEnv = None, candidate_env: CandidateEnv = None, inherit: Inherit = False, device: Device = "auto",
+         load: Load = None, broken: Broken = False, timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False,
+         launches: Launches = 0, keep_outputs: Keep = False, runs: Runs = Path("runs"), markdown: MarkdownFile = None) -> None:
+    """Compare two environments case by case: what broke, which numbers changed, what got slower. Exit 0 only if nothing got worse."""
+    given = [given_side(text, name) for text, name in zip((base, candidate), SIDES)]
+    stored = [open_run(Path(side.place)) if side.kind is Kind.RUN_FOLDER else None for side in given]
+    texts = case_list(cases, suite, stored)
+    options = worker_options(device, load, broken, [half for text in arm or () for half in text.split("=")], memory)
+    if not memory and not any(stored):
+        options = dataclasses.replace(options, memory=options.memory // 2)  # both sides hold a case at the same time
+    settings = Settings(fp64=fp64, timeout=timeout, launches=launches, give_up=GIVE_UP)
+    described = [stored_side(side, run) if run else live_side(side, options, texts, settings, env, name, inherit)
+                 for side, run, env, name in zip(given, stored, (base_env, candidate_env), SIDES)]
+    kernels = described[0].kernels, described[1].kernels
+    pairs = named_pairs(*kernels, texts, arm) if arm else all_pairs(*kernels, texts, broken)
+    if not pairs:
+        fail("no kernel can run on either side; `threearm arms` says why", NOTHING_RAN)
+    contract, why_not = contract_of(time, described)
+    rule_of = rules(thresholds, described[1], contract)
+    info = gate_info(texts, pairs, described, {"bitwise": bitwise, "time": contract or why_not, "settings": dataclasses.asdict(settings),
+                                               "thresholds": str(thresholds or "")})
+    info.notes += [f"the {name}'s run had not finished" for run, name in zip(stored, SIDES) if run and not run.info.finished]
+    try:
+        folder = GateFolder.create(runs, info)
+    except RunError as error:
+        fail(str(error))
+    sides = [Stored(run, folder.sides[name]) if run else at_work(side, folder.sides[name], settings)
+             for run, side, name in zip(stored, described, SIDES)]
+    plan = Plan(contract, processes, most=max(9, processes), seconds=seconds, timeout=timeout)
+    timing = Timing(live_options(described[0]), live_options(described[1]), plan, rule_of) if contract else None
+    execute(folder, (sides[0], sides[1]), pairs, timing, keep_outputs, markdown)
+
+
+def case_list(cases: list[str] | None, suite: str, stored: list[RunFolder | None]) -> list[str]:
+    """The cases that are named; else those of a stored run; else smoke."""
+    run = next((run for run in stored if run), None)
+    return run.info.cases if run and not cases and not suite else read_cases(cases, suite or "smoke", "")
+
+
+# --- the two sides ----------------------------------------------------------------------------------------------------
+
+
+def given_side(text: str, name: str) -> Given:
+    """What a side is, or one line and exit 2."""
+    try:
+        return read_side(text)
+    except EnvironmentProblem as error:
+        fail(f"--{name} {error}")
+
+
+def interpreter(side: Given, name: str, inherit: bool) -> str:
+    """The side's Python; a requirement's environment is made. One line and exit 5 if that cannot be done."""
+    if side.kind is Kind.INTERPRETER:
+        return side.place
+    try:
+        return make(side.place, inherit, lambda line: errors.print(line, highlight=False, markup=False))
+    except EnvironmentProblem as error:
+        fail(f"--{name}: {error}", NOTHING_RAN)
+
+
+def variables(words: list[str] | None, options: WorkerOptions, name: str) -> tuple[str, ...]:
+    """Environment variables of a side: those that decide how kernels run, and those that are given."""
+    wrong = next((word for word in words or () if not word.partition("=")[0].isidentifier() or "=" not in word), None)
+    if wrong is not None:
+        fail(f"--{name}-env {wrong}: write NAME=VALUE")
+    return (*options.environment, *(words or ()))
+
+
+def stored_side(side: Given, run: RunFolder) -> SideInfo:
+    """What a run folder says of its machine and kernels."""
+    return SideInfo(side.text, STORED, "", run.info.machine, run.info.kernels, run.info.options)
+
+
+def live_side(side: Given, options: WorkerOptions, cases: list[str], settings: Settings, env: list[str] | None, name: str,
+              inherit: bool) -> SideInfo:
+    """A live side's machine and kernels, from its worker. One line and exit 5 if it cannot run workers."""
+    options = dataclasses.replace(options, environment=variables(env, options, name), python=interpreter(side, name, inherit))
+    try:
+        description = describe(options, cases)
+    except Unfit as error:
+        fail(f"--{name} {side.text}: {error}", NOTHING_RAN)
+    except WorkerDied as death:
+        fail(f"--{name} {side.text}: no worker can run there: {death.detail}", NOTHING_RAN)
+    ready = dataclasses.replace(options, device=description["device"])
+    machine = {**description["machine"], "threearm": revision(), **({"variables": " ".join(env)} if env else {})}
+    return SideInfo(side.text, LIVE, options.python, machine, description["kernels"],
+                    {"worker": dataclasses.asdict(ready), "settings": dataclasses.asdict(settings)})
+
+
+def live_options(side: SideInfo) -> WorkerOptions:
+    """How a live side's workers are started."""
+    return msgspec.convert(side.options["worker"], WorkerOptions)
+
+
+def at_work(side: SideInfo, folder: RunFolder, settings: Settings) -> Live:
+    """A live side, with the run folder that its records go to."""
+    return Live(Runner(folder, live_options(side), settings, folder.info.kernels, lambda case, arm, phase: None))
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+def contract_of(time: str, sides: list[SideInfo]) -> tuple[str, str]:
+    """The timing contract; or "" and why nothing is timed. Exit 2 for one that the device does not have, 5 if the devices differ."""
+    if any(side.kind == STORED for side in sides):
+        return "", "times of a run folder are never compared: they are another day's"
+    base, candidate = (side.options["worker"]["device"] for side in sides)
+    if base != candidate:
+        fail(f"the base runs on {base}, the candidate on {candidate}: name one with --device", NOTHING_RAN)
+    kind = candidate.partition(":")[0]
+    allowed = ["auto", "none", "wall", *(["span"] if kind == "cuda" else [])]
+    if time not in allowed:
+        fail(f"--time {time}: allowed on {candidate} is {' | '.join(allowed)}")
+    return ("", "--time none") if time == "none" else (AUTO[kind] if time == "auto" else time, "")
+
+
+def rules(path: Path | None, side: SideInfo, contract: str) -> Callable[[Pairing], Rule]:
+    """When a change of time is one. Exit 2 for thresholds that cannot be used here."""
+    try:
+        stored = load(path, side.machine) if path else None
+    except ThresholdError as error:
+        fail(f"--thresholds {error}")
+    return lambda pairing: rule_for(stored, pairing, side.options["worker"]["device"], contract)
+
+
+def gate_info(cases: list[str], pairs: list[Pair], sides: list[SideInfo], options: dict[str, Any]) -> GateInfo:
+    """gate.json, with those kernels of each side that take part."""
+    arms = [[f"{pair.names[0]}/{x}", f"{pair.names[1]}/{y}"] for pair in pairs for x, y in pair.arms]
+    base = cut_down(sides[0], [pair.base for pair in pairs])
+    candidate = cut_down(sides[1], [pair.candidate for pair in pairs])
+    return GateInfo(now(), sys.argv, cases, arms, base, candidate, options, threearm=revision())
+
+
+def cut_down(side: SideInfo, kernels: list[dict[str, Any] | None]) -> SideInfo:
+    """The side with these kernels alone."""
+    return SideInfo(side.what, side.kind, side.python, side.machine, [kernel for kernel in kernels if kernel], side.options)
+
+
+# --- carrying it out --------------------------------------------------------------------------------------------------
+
+
+def execute(folder: GateFolder, sides: tuple[Side, Side], pairs: list[Pair], timing: Timing | None, keep_outputs: bool,
+            markdown: Path | None) -> NoReturn:
+    """Run, write and show the result, and exit."""
+    problem, told = "", NowAndThen(PAUSE)
+    with progress_bar(errors) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what[:LONGEST])
+            if not errors.is_terminal:
+                told.say(f"{done} of {total}  {what}")
+
+        try:
+            Gate(folder, *sides, pairs, timing, keep_outputs, progress).run()
+        except KeyboardInterrupt:
+            folder.info.interrupted = True
+        except (RunError, Unfit) as error:
+            problem = str(error)
+            folder.info.void.append(problem)
+    try:
+        folder.finish(complete=not folder.info.interrupted and not problem)
+        page = markdown_page(folder)
+        folder.write("summary.md", page)
+        if markdown:
+            markdown.write_text(page, encoding="utf-8")
+    except RunError as error:
+        problem = problem or str(error)
+    except OSError as error:
+        problem = problem or f"cannot write {markdown}: {error.strerror}"
+    code = show(folder)
+    if problem:
+        fail(problem, NOTHING_RAN)
+    raise typer.Exit(code)
+
+
+def show(folder: GateFolder) -> int:
+    """The gate's result on a screen. Returns the exit code: of one that did not finish, and found nothing wrong, 4."""
+    console.print(report.terminal(folder.transitions, folder.info, str(folder.path)))
+    code = verdict(folder.transitions, folder.info)[0]
+    if folder.info.finished:
+        return code
+    errors.print(f"incomplete: {len(folder.transitions)} comparisons are in {folder.path}", markup=False, highlight=False)
+    return code or UNRESOLVED
+
+
+def markdown_page(folder: GateFolder) -> str:
+    """The whole result as Markdown."""
+    stored = {name: stored_options(run) for name, run in folder.sides.items()}
+
+    def repeat(side: str, record: Record) -> list[str]:
+        return replay_options(record, *stored[side])
+
+    return report.markdown(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), repeat)
+
+
+def report_gate(path: Path, markdown: bool) -> NoReturn:
+    """`threearm report` of a gate's folder: show it again."""
+    try:
+        folder = GateFolder.load(path)
+    except RunError as error:
+        fail(str(error))
+    if markdown:
+        print(markdown_page(folder), end="")
+        raise typer.Exit(verdict(folder.transitions, folder.info)[0] or (0 if folder.info.finished else UNRESOLVED))
+    code = show(folder)
+    say(f"the whole of it: threearm report {path} --markdown")
+    raise typer.Exit(code)

@@ -1,0 +1,133 @@
+"""A gate's folder: gate.json (what was compared, on what), base/ and candidate/ (ordinary run folders), comparisons.jsonl (a Transition a
+line), outputs/ (while they are compared). docs/gate.md explains it.
+"""
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.comparison import Transition
+from harness.record import SCHEMA, Record
+from harness.runfolder import RunError, RunFolder, RunInfo, now
+
+LIVE, STORED = "environment", "run folder"
+
+
+class SideInfo(msgspec.Struct):
+    """One side. what: as it was given on the command line. kind: an environment, or a run folder whose records are stored ones. python:
+    the interpreter, "" for a run folder. machine, kernels: as its worker described them, or as the stored run has them."""
+
+    what: str
+    kind: str
+    python: str
+    machine: dict[str, str]
+    kernels: list[dict[str, Any]]
+    options: dict[str, Any] = {}
+
+
+class GateInfo(msgspec.Struct):
+    """gate.json. pairs: [base arm, candidate arm], kernel/arm each. options: what decides the results: bitwise, time (contract, or why
+    nothing is timed), thresholds, settings. notes: what a reader must know. void: why the comparison is none, where it is not.
+    interrupted: that it was cut short by a person."""
+
+    started: str
+    command: list[str]
+    cases: list[str]
+    pairs: list[list[str]]
+    base: SideInfo
+    candidate: SideInfo
+    options: dict[str, Any]
+    notes: list[str] = []
+    void: list[str] = []
+    interrupted: bool = False
+    threearm: str = ""
+    schema: int = SCHEMA
+    finished: str = ""
+
+
+class GateFolder:
+    """Reads and writes one folder. A transition is flushed as one line before `add` returns; `finish` writes them all anew, with their
+    times, by way of a temporary file."""
+
+    def __init__(self, path: Path, info: GateInfo) -> None:
+        self.path, self.info = path, info
+        self.transitions: list[Transition] = []
+        self.sides: dict[str, RunFolder] = {}
+
+    @staticmethod
+    def create(root: Path, info: GateInfo) -> GateFolder:
+        """Make runs/<time>-gate-<id>/ with a run folder for each side. Raises RunError if that cannot be written."""
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = GateFolder(root / f"{stamp}-gate-{secrets.token_hex(2)}", info)
+        try:
+            folder.path.mkdir(parents=True)
+            folder.save_info()
+        except OSError as error:
+            raise RunError(f"cannot write the gate's folder {folder.path}: {error.strerror}") from None
+        for name, side in (("base", info.base), ("candidate", info.candidate)):
+            run = RunInfo(info.started, info.command, info.cases, side.kernels, side.machine, side.options)
+            folder.sides[name] = RunFolder.make(folder.path / name, run)
+        return folder
+
+    @staticmethod
+    def load(path: Path) -> GateFolder:
+        """Read a folder. A last line without its end, cut by a kill, does not count. Other bad lines raise RunError."""
+        try:
+            info = msgspec.json.decode((path / "gate.json").read_bytes(), type=GateInfo)
+            file = path / "comparisons.jsonl"
+            lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+        except OSError as error:
+            raise RunError(f"{path} is not a gate's folder: {error.filename}: {error.strerror}") from None
+        except msgspec.DecodeError as error:
+            raise RunError(f"{path}/gate.json: {error}") from None
+        folder = GateFolder(path, info)
+        for number, line in enumerate(lines, 1):
+            try:
+                folder.transitions.append(msgspec.json.decode(line, type=Transition))
+            except msgspec.DecodeError as error:
+                raise RunError(f"{file} line {number}: {error}") from None
+        folder.sides = {name: RunFolder.load(path / name) for name in ("base", "candidate")}
+        return folder
+
+    def records(self, side: str) -> dict[tuple[str, str], Record]:
+        """The records of base or candidate, by case and arm."""
+        return {(record.case, record.arm): record for record in self.sides[side].records}
+
+    def save_info(self) -> None:
+        """Write gate.json, by way of a temporary file, so that it is never half written. Raises OSError."""
+        self._replace("gate.json", msgspec.json.format(msgspec.json.encode(self.info)) + b"\n")
+
+    def add(self, transition: Transition) -> None:
+        """Append one line. Raises RunError if the disk takes no more."""
+        try:
+            with open(self.path / "comparisons.jsonl", "ab") as file:
+                file.write(msgspec.json.encode(transition) + b"\n")
+        except OSError as error:
+            raise RunError(f"cannot write {self.path}/comparisons.jsonl: {error.strerror}") from None
+        self.transitions.append(transition)
+
+    def finish(self, complete: bool) -> None:
+        """Write the transitions with what has become known of them since (their times), and the end into gate.json if it is one."""
+        self.info.finished = now() if complete else ""
+        try:
+            self._replace("comparisons.jsonl", b"".join(msgspec.json.encode(each) + b"\n" for each in self.transitions))
+            self.save_info()
+        except OSError as error:
+            raise RunError(f"cannot write into {self.path}: {error.strerror}") from None
+
+    def write(self, name: str, text: str) -> None:
+        """A text file in the folder. Raises RunError."""
+        try:
+            self._replace(name, text.encode())
+        except OSError as error:
+            raise RunError(f"cannot write {self.path}/{name}: {error.strerror}") from None
+
+    def _replace(self, name: str, content: bytes) -> None:
+        temporary = self.path / f"{name}.new"
+        temporary.write_bytes(content)
+        os.replace(temporary, self.path / name)
