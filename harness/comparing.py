@@ -19,7 +19,7 @@ def compare(pairings: list[Pairing], base: Side, candidate: Side, plan: Plan, ru
     time; the same again with fresh ones for those that look faster or slower.
 
     outputs: the fingerprints of the checked outputs of both sides, which the last timed call must have given, too. Raises Unfit where a
-    side cannot start workers as asked.
+    side cannot start workers as asked, and Interrupted, with what there is, where it is.
     """
     todo = {pairing: Sampled(pairing) for pairing in pairings}
 
@@ -29,10 +29,25 @@ def compare(pairings: list[Pairing], base: Side, candidate: Side, plan: Plan, ru
 
     with Watch() as watch:
         run = _Sampling({BASE: base, CANDIDATE: candidate}, plan, rule_of, watch, progress)
-        run.sample(list(todo.values()), "generations")
-        run.sample([sampled for sampled in todo.values() if looks_changed(sampled)], "confirming")
-        return {pairing: _judged(s, rule_of(pairing), plan, candidate, watch, outputs(pairing) if outputs else None)
-                for pairing, s in todo.items()}
+
+        def judged() -> dict[Pairing, TimeComparison]:
+            return {pairing: _judged(s, rule_of(pairing), plan, candidate, watch, outputs(pairing) if outputs else None)
+                    for pairing, s in todo.items() if s.generations or s.died}
+
+        try:
+            run.sample(list(todo.values()), "generations")
+            run.sample([sampled for sampled in todo.values() if looks_changed(sampled)], "confirming")
+        except KeyboardInterrupt:
+            raise Interrupted(judged()) from None
+        return judged()
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle. comparisons: what can be said of what was sampled until then."""
+
+    def __init__(self, comparisons: dict[Pairing, TimeComparison]) -> None:
+        super().__init__()
+        self.comparisons = comparisons
 
 
 @dataclasses.dataclass

@@ -65,12 +65,18 @@ class Estimate:
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """When a change is one. threshold: relative, 0.02 is 2 %. floor_us: a change of less microseconds is none. source: where the
-    threshold is from ("calibrated: 12 A/A comparisons", "not calibrated")."""
+    threshold is from ("calibrated: 12 A/A comparisons", "not calibrated"). widest: what may be called SAME at most, where a noisy machine
+    has a wider threshold; 0: the threshold."""
 
     threshold: float
     floor_us: float
     confidence: float = 0.95
     source: str = "not calibrated"
+    widest: float = 0.0
+
+    def for_same(self) -> Rule:
+        """The rule that an interval must keep to be SAME."""
+        return dataclasses.replace(self, threshold=min(self.threshold, self.widest or self.threshold))
 
 
 @dataclasses.dataclass

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.client import WorkerOptions
-from harness.comparing import compare
-from harness.comparison import Pairing, Rule, Transition
+from harness.comparing import Interrupted, compare
+from harness.comparison import Pairing, Rule, TimeComparison, Transition
 from harness.gate_folder import GateFolder
 from harness.record import Record
 from harness.runfolder import RunFolder
@@ -210,10 +210,17 @@ class Gate:
             return before[pairing.case, pairing.base].outputs, after[pairing.case, pairing.candidate].outputs
 
         logs = [Path(self.folder.path, side, "worker.log") for side in (BASE, CANDIDATE)]
-        found = compare(list(passed), TimedSide(timing.base, logs[0]), TimedSide(timing.candidate, logs[1]), timing.plan, timing.rule_of,
-                        self.progress, outputs)
-        for pairing, compared in found.items():
-            passed[pairing].time = compared
+        sides = TimedSide(timing.base, logs[0]), TimedSide(timing.candidate, logs[1])
+
+        def keep(found: dict[Pairing, TimeComparison]) -> None:
+            for pairing, compared in found.items():
+                passed[pairing].time = compared
+
+        try:
+            keep(compare(list(passed), *sides, timing.plan, timing.rule_of, self.progress, outputs))
+        except Interrupted as interruption:
+            keep(interruption.comparisons)
+            raise
 
 
 def comparable(base: Record, candidate: Record) -> bool:

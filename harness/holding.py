@@ -17,7 +17,7 @@ import torch
 from harness.timing import WARM_UP, Timed, flusher, wall
 
 CONTRACTS = ("span", "wall")
-LONG_SLEEP_US = 10_000  # under it, what the host needs to queue a launch is seen by itself
+LONG_SLEEP_US = 5_000  # under it, what the host needs to queue a launch is seen by itself
 LEAST_HIDDEN_US = 50
 MOST_HIDDEN_US = 5_000
 

@@ -162,7 +162,7 @@ class Generation:
         for side in (first, second, second, first):
             found = self._ask(side, pairing, "sampled", op="sample", count=count)
             bursts.append(burst(side, found["us"], self.watch.between(found["begin"], found["end"])))
-            if bursts[-1].reasons & POWER_CAP:  # the next one would begin with a lower clock
+            if capped(bursts[-1], self.watch):  # the next one would begin with a lower clock
                 time.sleep(min(LONGEST_REST, RESTS * (found["end"] - found["begin"])))
         return Round(bursts, unclean(bursts, self.watch))
 
@@ -192,6 +192,11 @@ def burst(side: str, us: list[float], readings: list[Reading]) -> Burst:
         reasons |= reading.reasons
     return Burst(side, us, [reading.mhz for reading in readings],
                  statistics.fmean(reading.watts for reading in readings) if readings else 0.0, reasons)
+
+
+def capped(found: Burst, watch: Watch) -> bool:
+    """Whether the power cap took the clock down in a burst. The bit alone is also set at full clock, when the cap is near."""
+    return bool(found.reasons & POWER_CAP and found.clocks and min(found.clocks) < (1 - CLOCKS_APART) * watch.most_mhz)
 
 
 def unclean(bursts: list[Burst], watch: Watch) -> str:

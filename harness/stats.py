@@ -75,7 +75,8 @@ def judge(first: Estimate | None, confirmed: Estimate | None, rule: Rule) -> tup
     if direction is None:
         if same(first, rule):
             return TimeVerdict.SAME, told
-        return TimeVerdict.UNRESOLVED, f"{told}: the interval reaches over it; {counted(first.processes, 'pair')} of processes"
+        over = "it" if rule.for_same() == rule else f"{rule.widest * 100:g} %, the most that is called SAME on a noisy machine"
+        return TimeVerdict.UNRESOLVED, f"{told}: the interval reaches over {over}; {counted(first.processes, 'pair')} of processes"
     if confirmed is None:
         return TimeVerdict.UNRESOLVED, f"{told}: {direction.value}, but not confirmed by fresh processes"
     if side_of(confirmed, rule) is not direction:
@@ -93,8 +94,10 @@ def side_of(found: Estimate, rule: Rule) -> TimeVerdict | None:
 
 
 def same(found: Estimate, rule: Rule) -> bool:
-    """Whether the whole interval lies where a change is none. That is shown, not what is left when no difference could be."""
-    return not beyond(found.low, found.base_us, rule) and not beyond(found.high, found.base_us, rule)
+    """Whether the whole interval lies where a change is none. That is shown, not what is left when no difference could be. Under a
+    threshold that is wide because the machine was noisy, what goes beyond the default is not SAME but UNRESOLVED."""
+    strict = rule.for_same()
+    return not beyond(found.low, found.base_us, strict) and not beyond(found.high, found.base_us, strict)
 
 
 def beyond(ratio: float, base_us: float, rule: Rule) -> bool:
@@ -116,7 +119,7 @@ def narrow(found: Estimate | None, rule: Rule) -> bool:
     """
     if found is None:
         return False
-    needed = max(rule.threshold, rule.floor_us / found.base_us)
+    needed = max(rule.for_same().threshold, rule.floor_us / found.base_us)
     return math.log(found.high / found.low) / 2 <= math.log1p(needed) / 2
 
 

@@ -117,10 +117,10 @@ def calibrated(comparisons: Sequence[Sequence[Sequence[Round]]], device: str, co
                          max(each.processes for each in found), median_us, contract, made)
 
 
-def rule_of(found: CaseThreshold) -> Rule:
+def rule_of(found: CaseThreshold, device: str) -> Rule:
     """The rule that a calibrated arm gives, with its A/A comparisons in words."""
-    return Rule(found.threshold, found.floor_us, source=f"calibrated: {counted(found.comparisons, 'A/A comparison')}, {found.fired} fired, "
-                                                        f"sees {found.detectable * 100:.2g} %")
+    told = f"calibrated: {counted(found.comparisons, 'A/A comparison')}, {found.fired} fired, sees {found.detectable * 100:.2g} %"
+    return Rule(found.threshold, found.floor_us, source=told, widest=default_rule(device).threshold)
 
 
 def key(case: str, arm: str) -> str:
@@ -144,7 +144,7 @@ def rule_for(stored: Thresholds | None, pairing: Pairing, device: str, contract:
     largest = max(found, key=lambda each: each.threshold)
     if len(found) < len(arms) and largest.threshold < default.threshold:
         return default
-    return rule_of(largest)
+    return rule_of(largest, device)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ class Worker:
         self.out, self.device, self.now = out, torch.device(found if device == "auto" else device), ""
         if self.device.type == "cuda" and self.device.index is not None and torch.cuda.is_available():
             torch.cuda.set_device(self.device)  # for kernels that launch on the current one
-        self.case: Case | None = None
+        self.case: Case | None = None  # that there is a reference for
+        self.made: Case | None = None  # that there are inputs for
         self.inputs: Any = None  # of the case's family, as is what is expected
         self.expected: Any = None
         self.trial: Trial | None = None  # of the last run_case
@@ -111,7 +112,7 @@ class Worker:
         if to_time:
             self._time(trial, name, to_time, contract, samples)
         if spoiled:
-            self.case = None  # the next kernel on this case gets inputs of its own
+            self.case = self.made = None  # the next kernel on this case gets inputs of its own
         self.send("done")
 
     def save(self, arm: str, path: str, about: dict[str, str]) -> None:
@@ -130,9 +131,8 @@ class Worker:
         speed of light for it."""
         kernel, case, family = KERNELS[name], parse_case(text), FAMILIES[KERNELS[name].family]
         self.held = None
-        if case != self.case:
+        if case != self.made:
             self._make_inputs(case)
-            self.expected = self.case = None  # there is no reference to these inputs
         full_name = f"{name}/{arm}"
         self.phase(full_name, "first launch" if kernel.requires.entry else "prepare")
         timed, self.comparable = family.timed(kernel, self.inputs, arm)
@@ -158,7 +158,7 @@ class Worker:
     def _make(self, case: Case, fp64: bool) -> None:
         if case == self.case:
             return
-        self._make_inputs(case)
+        self._make_inputs(case)  # also where they are there: an arm that was timed may have written into them
         made = time.perf_counter()
         self.phase("", "reference")
         self.expected = FAMILIES[case.family].reference(self.inputs, torch.float64 if fp64 else torch.float32)
@@ -168,7 +168,7 @@ class Worker:
 
     def _make_inputs(self, case: Case) -> None:
         """Make a case's tensors where those of another were."""
-        self.case = self.inputs = self.expected = self.trial = None
+        self.case = self.made = self.inputs = self.expected = self.trial = None
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -180,6 +180,7 @@ class Worker:
         self.digests = self.inputs.digests()
         synchronize(self.device)
         self.seconds = {"inputs": time.perf_counter() - start}
+        self.made = case
 
     def _arm(self, trial: Trial, arm: str, full_name: str, text: str) -> Record:
         start = time.perf_counter()

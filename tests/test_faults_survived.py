@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -142,10 +143,11 @@ def run_with(path: Path, file: Path, kernel: str, cases: list[str], *options: st
 
 
 def gpu_memory() -> int:
-    """MiB in use on all GPUs; 0 where there is none."""
+    """MiB in use on the GPU that the run is given; 0 where there is none."""
+    which = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    query = ["nvidia-smi", f"--id={which}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True,
-                              timeout=20, check=True)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return 0
     return sum(map(int, done.stdout.split()))

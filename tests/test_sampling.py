@@ -10,7 +10,7 @@ import pytest
 
 from harness import sampling
 from harness.client import Unfit, WorkerOptions
-from harness.comparing import compare
+from harness.comparing import Interrupted, compare
 from harness.comparison import Burst, Pairing, Rule, TimeVerdict
 from harness.sampling import BASE, CANDIDATE, Plan, Side, burst, sample_pairs, unclean
 from harness.watch import Reading, Watch
@@ -90,6 +90,22 @@ def test_what_cannot_be_and_what_does_not_end_well_is_invalid(tmp_path: Path) ->
     assert found[stale].verdict is TimeVerdict.INVALID and "candidate: out of the last timed call" in found[stale].why
     assert found[right].verdict is not TimeVerdict.INVALID and found[right].estimate is not None
     assert found[right].stopped and found[right].samples and found[right].contract == "wall"
+
+
+def test_an_interrupt_leaves_what_was_sampled_until_then(tmp_path: Path) -> None:
+    one, two = (Pairing(f"{CASE},seed={seed}", "torch_blocks/none", "torch_blocks/none") for seed in (1, 2))
+    done = []
+
+    def progress(number: int, most: int, what: str) -> None:
+        done.append(what)
+        if len(done) == 3:  # the first pairing has had its second pair of processes, the second has not
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as stopped:
+        compare([one, two], side(tmp_path), side(tmp_path), dataclasses.replace(QUICK, processes=3), rule, progress)
+    found = stopped.value.comparisons
+    assert [len(found[pairing].processes) for pairing in (one, two)] == [2, 1]
+    assert found[one].estimate is not None and found[two].verdict is TimeVerdict.UNRESOLVED
 
 
 # --- which rounds count ------------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def rule_on(machine: Machine, rng: np.random.Generator, device: str = "cuda") ->
     """The rule that five A/A comparisons give, as `threearm calibrate` takes them."""
     found = calibrated([generations(rng, machine, FEWEST) for _ in range(5)], device)
     assert found is not None
-    return rule_of(found)
+    return rule_of(found, device)
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -15,9 +15,9 @@ from simulated_times import FEWEST, MACHINES, Machine, generations, normal, proc
 from harness import calibrate_command, cli, options
 from harness.calibrate_command import calibrate, split
 from harness.client import WorkerOptions
-from harness.comparison import Pairing, Round, Rule
+from harness.comparison import Estimate, Pairing, Round, Rule, TimeVerdict
 from harness.sampling import Plan, Side
-from harness.stats import estimate, same, suspect
+from harness.stats import estimate, judge, same, suspect
 from harness.thresholds import (
     CaseThreshold,
     ThresholdError,
@@ -56,8 +56,9 @@ def calibration(seed: int, **how: Any) -> CaseThreshold:
 def test_it_is_the_smallest_under_which_every_comparison_is_same(seed: int) -> None:
     found, taken = calibration(seed), [estimate(each) for each in comparisons(seed)]
     assert found.threshold > 0.01, "these scatter by more than the least"
-    assert all(each and same(each, rule_of(found)) for each in taken)
-    smaller = dataclasses.replace(rule_of(found), threshold=found.threshold - 2e-4)
+    rule = dataclasses.replace(rule_of(found, "cuda"), widest=0.0)  # some of these are wider than may be called SAME
+    assert all(each and same(each, rule) for each in taken)
+    smaller = dataclasses.replace(rule, threshold=found.threshold - 2e-4)
     assert not all(each and same(each, smaller) for each in taken)
     assert found.largest <= found.threshold < found.largest + 1.01e-4
 
@@ -67,9 +68,9 @@ def test_a_change_as_large_as_it_says_is_seen_in_each(seed: int) -> None:
     found = calibration(seed)
     for sign in (1, -1):
         changed = [estimate(each) for each in comparisons(seed, change=(1 + found.detectable * 1.001) ** sign - 1)]
-        assert all(suspect(each, rule_of(found)) for each in changed)
+        assert all(suspect(each, rule_of(found, "cuda")) for each in changed)
     less = [estimate(each) for each in comparisons(seed, change=found.threshold * 0.9)]
-    assert not all(suspect(each, rule_of(found)) for each in less)
+    assert not all(suspect(each, rule_of(found, "cuda")) for each in less)
 
 
 def test_a_floor_of_microseconds_is_in_what_can_be_seen() -> None:
@@ -123,11 +124,22 @@ def pair(base: str, candidate: str) -> Pairing:
     return Pairing("case", f"kernel/{base}", f"kernel/{candidate}")
 
 
+def test_a_noisy_calibration_calls_nothing_the_same_that_goes_beyond_the_default() -> None:
+    """+10 % under a threshold of 20 % is neither a change nor none."""
+    rule = rule_for(stored(loud=0.2), pair("loud", "loud"), "cuda:0")
+    ten = Estimate(1.1, 1.09, 1.11, 1000.0, 1100.0, 3, 6)
+    assert (rule.threshold, rule.widest) == (0.2, 0.03)
+    assert judge(ten, None, rule)[0] is TimeVerdict.UNRESOLVED
+    assert judge(dataclasses.replace(ten, ratio=1.0, low=0.98, high=1.02), None, rule)[0] is TimeVerdict.SAME
+    assert judge(dataclasses.replace(ten, ratio=1.3, low=1.25, high=1.35), ten, rule)[0] is TimeVerdict.UNRESOLVED, "not confirmed"
+
+
 def test_which_rule_holds() -> None:
     found, default = stored(none=0.012, metadata=0.02, loud=0.2), default_rule("cuda:0")
     assert default == Rule(0.03, 1.0) and default_rule("cpu") == Rule(0.10, 20.0)
     assert rule_for(None, pair("none", "none"), "cuda:0") == default
-    assert rule_for(found, pair("none", "none"), "cuda:0") == Rule(0.012, 1.0, 0.95, "calibrated: 5 A/A comparisons, 1 fired, sees 4 %")
+    assert rule_for(found, pair("none", "none"), "cuda:0") == Rule(
+        0.012, 1.0, 0.95, "calibrated: 5 A/A comparisons, 1 fired, sees 4 %", widest=0.03)
     assert rule_for(found, pair("none", "metadata"), "cuda:0").threshold == 0.02
     assert rule_for(found, pair("metadata", "none"), "cuda:0").threshold == 0.02
     assert rule_for(found, pair("none", "unknown"), "cuda:0") == default, "of one of them nothing is known"

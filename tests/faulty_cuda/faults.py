@@ -42,7 +42,8 @@ def take_too_much(kv: torch.Tensor) -> None:
 DEEDS = {11: read_beyond, 12: assert_on_the_device, 13: spin, 14: take_too_much}
 
 
-@sparse_prefill_kernel("deadly_on_gpu", requires=Requires(device="cuda"))
+@sparse_prefill_kernel("deadly_on_gpu", requires=Requires(
+    device="cuda", uncapturable="it waits for the device to learn which rows have a pair left"))
 def deadly_on_gpu(problem: Problem) -> Launch:
     def launch(length: torch.Tensor | None) -> Outputs:
         if length is None:
