@@ -6,8 +6,11 @@ BIN := .venv/bin
 run: .venv/installed
 	$(BIN)/threearm run
 
+# Two processes, one thread each; what measures time runs afterwards, alone. PROCESSES=0 runs one.
+PROCESSES ?= 2
 test: check
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not perf" -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m perf
 
 check: .venv/installed-test
 	$(BIN)/ruff check .

@@ -1,5 +1,5 @@
 """Markers: a test that needs a GPU is skipped with the reason where there is none. Profiles of property tests: HYPOTHESIS_PROFILE or
---hypothesis-profile picks one."""
+--hypothesis-profile picks one. Under pytest-xdist, which files go to a process together, and which first."""
 from __future__ import annotations
 
 import importlib
@@ -31,7 +31,23 @@ def why_not(marker: str) -> str:
     return ""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+SHARED = dict.fromkeys(("test_broken_arms", "test_broken_topk", "test_localiser"), "faults")
+"""Files that read one table of tests/faults.py, which a process makes once; the others go by themselves, for their module's fixtures."""
+LONG_FIRST = ("faults", "test_gate", "test_faults_survived", "test_fuzz", "test_families", "test_worker", "test_cli", "test_run_output",
+              "test_resume", "test_sampling")
+"""Whoever begins with what takes long does not wait for it at the end (make test says --no-loadscope-reorder)."""
+
+
+def group_of(item: pytest.Item) -> str:
+    """Tests of a group run in one process, in their order."""
+    return SHARED.get(item.path.stem, item.path.stem)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.pluginmanager.hasplugin("xdist"):
+        items.sort(key=lambda item: LONG_FIRST.index(group_of(item)) if group_of(item) in LONG_FIRST else len(LONG_FIRST))
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
     for item in items:
         for marker in item.iter_markers():
             reason = why_not(marker.name)

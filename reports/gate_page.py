@@ -96,6 +96,9 @@ def failures(transitions: list[Transition], info: GateInfo, base: Records, candi
         lines = [f"{found.change.value}, in the base {before.verdict.value if before else 'no record'}{f': {said}' if said else ''}"]
         if record is None:
             lines.append(f"{arms_in_words([found])}  {case}\n  no record in the candidate")
+        elif number < FULL and record.verdict in PASSES:  # what it promises is another: its checks say nothing of that
+            lines.append(f"{arms_in_words([found])}  {case}\n  repeat: {failure.replay_line(record, options('candidate', record))}")
+            lines += failure.describe_check(found.numbers, always=True) if found.numbers else []
         elif number < FULL:
             lines.append(told[case, record.arm])
             lines += failure.describe_check(found.numbers, always=True) if found.numbers else []

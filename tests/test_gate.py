@@ -135,6 +135,7 @@ def test_a_line_that_was_cut_does_not_count(faulty: Gated, tmp_path: Path) -> No
 # --- a kernel and itself, times, other kernels ------------------------------------------------------------------------
 
 
+@pytest.mark.perf
 def test_a_kernel_and_itself(tmp_path: Path) -> None:
     found = gate(tmp_path, *PYTHON, TINY, "--arm", "torch_blocks/none", "--processes", "2", "--seconds", "2",
                  "--markdown", str(tmp_path / "page.md"))

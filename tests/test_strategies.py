@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from typing import Any
 
@@ -115,11 +116,17 @@ def test_fits_read_back_as_they_were() -> None:
         assert dataclasses.replace(described(kernel.requires, kernel.family), arms=kernel.arms) == availability.fits(kernel)
 
 
+@functools.cache
+def drawn_for(family: str, fits: Fits) -> list[Case]:
+    """Draws for a kernel. They follow from what it takes, which is the same for most."""
+    strategy = {"sparse_prefill": sparse_prefill_cases, "indexer_topk": indexer_topk_cases}[family]
+    return drawn(strategy(1 << 26, fits), 50)
+
+
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_nearly_every_draw_is_taken_by_the_kernel_it_is_drawn_for(name: str) -> None:
     fits = availability.fits(KERNELS[name])
-    strategy = {"sparse_prefill": sparse_prefill_cases, "indexer_topk": indexer_topk_cases}[KERNELS[name].family]
-    cases: list[Case] = drawn(strategy(1 << 26, fits), 50)
+    cases = drawn_for(KERNELS[name].family, fits)
     taken = Counter(any(not fits.refusal(arm, case) for arm in fits.arms) for case in cases)
     assert taken[False] == 0, f"{taken[False]} of {len(cases)}"
 

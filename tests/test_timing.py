@@ -156,6 +156,7 @@ def test_derived_length_is_what_is_launched() -> None:
     assert len(given) == timing.WARM_UP + 2 and all(one is length for one in given)
 
 
+@pytest.mark.perf
 def test_wall_time_is_that_of_derivation_and_call() -> None:
     def sleeper(derive: float, call: float) -> Timed:
         return Timed(lambda: time.sleep(derive), lambda length: time.sleep(call))

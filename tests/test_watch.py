@@ -56,7 +56,8 @@ def test_it_reads_all_the_time_from_when_it_is_told_which_gpu(nvml: Nvml) -> Non
         assert not watch.readings
         watch.open("GPU-1")
         begin = time.monotonic()
-        time.sleep(0.1)
+        while len(watch.readings) < 6 and time.monotonic() < begin + 20:  # ten milliseconds apart, on cores that are free
+            time.sleep(0.01)
         readings = watch.between(begin, time.monotonic())
     assert len(readings) >= 5 and readings[0].watts == 250.0 and readings[0].reasons == 0x4 and watch.most_mhz == 1980
     assert [r.mhz for r in readings] == sorted((r.mhz for r in readings), reverse=True)
