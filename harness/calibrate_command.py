@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,10 +20,12 @@ from harness.options import (
     Broken,
     Cases,
     Device,
+    Environment,
     Load,
     Memory,
     NowAndThen,
     Overrides,
+    Python,
     Suite,
     Timeout,
     ask,
@@ -36,6 +37,7 @@ from harness.options import (
     read_cases,
     say,
     usable,
+    with_environment,
     worker_options,
 )
 from harness.runfolder import now
@@ -47,8 +49,6 @@ from reports import cells
 
 INCOMPLETE = 4
 LEAST_PROCESSES = 3
-Python = Annotated[str, typer.Option("--python", help="The interpreter that runs the workers; this one's own by default.")]
-Environment = Annotated[list[str] | None, typer.Option("--env", help="NAME=value for the workers; repeat for several.")]
 Comparisons = Annotated[int, typer.Option("--comparisons", min=2, help="A/A comparisons of each arm on each case.")]
 Processes = Annotated[int, typer.Option("--processes", min=LEAST_PROCESSES, help="Pairs of fresh processes in each, as in the gate.")]
 Contract = Annotated[str, typer.Option("--contract", help="span or wall; auto: span on cuda, wall on cpu.")]
@@ -89,14 +89,6 @@ def calibrate(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, com
         say(f"not calibrated: {pairing.base} on {pairing.case}: no comparison in which each process had a round that counts; "
             f"threearm run '{pairing.case}' --arm {pairing.base} may say why")
     raise typer.Exit(NOTHING_RAN if len(missing) == len(pairings) else INCOMPLETE if missing else 0)
-
-
-def with_environment(options: WorkerOptions, python: str, variables: Sequence[str] | None) -> WorkerOptions:
-    """The options with another interpreter and more variables, or one line and exit 2."""
-    wrong = next((text for text in variables or () if not text.partition("=")[0] or "=" not in text), None)
-    if wrong is not None:
-        fail(f"--env {wrong}: it must be NAME=value")
-    return dataclasses.replace(options, python=python or options.python, environment=(*options.environment, *(variables or ())))
 
 
 def contract_of(contract: str, device: str) -> str:

@@ -31,12 +31,14 @@ from harness.options import (
     Broken,
     Cases,
     Device,
+    Environment,
     Fp64,
     Launches,
     Load,
     Memory,
     NowAndThen,
     Overrides,
+    Python,
     Samples,
     SaveOutputs,
     Suite,
@@ -55,6 +57,7 @@ from harness.options import (
     replay_options,
     say,
     stored_options,
+    with_environment,
     worker_options,
 )
 from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now, revision
@@ -217,13 +220,14 @@ def list_cases(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, de
 def replay(case: Annotated[str, typer.Argument(help="A case text.")],
            arm: Annotated[str, typer.Option("--arm", help="kernel or kernel/arm.")],
            device: Device = "auto", load: Load = None, time: Time = "none", samples: Samples = 30,
-           timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, launches: Launches = 0,
+           timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, launches: Launches = 0, python: Python = "",
+           env: Environment = None,
            sanitize: Annotated[str, typer.Option(help=f"Under compute-sanitizer: {' | '.join(TOOLS)}.")] = "") -> None:
     """Run one case again on one kernel and tell every check in full. Arms before the named one run too, to be compared with; not with
     --sanitize, where each named one has a process of its own."""
     program = sanitizer(sanitize) if sanitize else ""
     texts = read_cases([case], "", "")
-    options = worker_options(device, load, False, [arm], memory)
+    options = with_environment(worker_options(device, load, False, [arm], memory), python, env)
     description = ask(options, texts)
     options = dataclasses.replace(options, device=description["device"])
     kernel = choose(description["kernels"], texts, [arm])[0]
@@ -245,7 +249,8 @@ def replay(case: Annotated[str, typer.Argument(help="A case text.")],
         printed = runner.log.read_text(encoding="utf-8", errors="replace") if runner.log.is_file() else ""
     records = [record for record in folder.records if record.source in wanted]
     for record in records:
-        say(failure.describe(record, replay_options(record, options, plan), always=True))
+        again = [*replay_options(record, options, plan), *(["--python", python] if python else [])]
+        say(failure.describe(record, again, always=True))
     if any(map(failure.raised, records)):
         say("the worker printed:\n" + "\n".join(f"  {line}" for line in printed.splitlines()[-TAIL:]))
     raise typer.Exit(exit_code(records))

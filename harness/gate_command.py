@@ -264,7 +264,9 @@ def markdown_page(folder: GateFolder) -> str:
     stored = {name: stored_options(run) for name, run in folder.sides.items()}
 
     def repeat(side: str, record: Record) -> list[str]:
-        return replay_options(record, *stored[side])
+        options, plan = stored[side]
+        other = ["--python", options.python] if options and options.python != sys.executable else []
+        return [*replay_options(record, options, plan), *other]
 
     return report.markdown(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), repeat)
 

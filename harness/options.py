@@ -1,9 +1,11 @@
 """The command line's options: their types, how they are read, and the one line that says what is wrong with one."""
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from time import monotonic
@@ -45,6 +47,8 @@ Memory = Annotated[float, typer.Option("--memory", help="GiB a worker may use; 0
 Time = Annotated[str, typer.Option("--time", help="kernel, span, wall, none, or auto: on cuda kernel (indexer_topk: span), on cpu wall.")]
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Timing samples per arm.")]
 TimeWrong = Annotated[bool, typer.Option("--time-wrong", help="Also time arms whose answer is wrong, such as an inexact baseline.")]
+Python = Annotated[str, typer.Option("--python", help="The interpreter that runs the workers; this one's own by default.")]
+Environment = Annotated[list[str] | None, typer.Option("--env", help="NAME=value for the workers; repeat for several.")]
 Launches = Annotated[int, typer.Option("--launches", help="Launches back to back in run-to-run; 0: three or four.", min=0, max=100_000)]
 SaveOutputs = Annotated[bool, typer.Option("--save-outputs", help="Keep every arm's outputs in the run's folder, for a gate.")]
 Fp64 = Annotated[bool, typer.Option("--fp64", help="Compute the reference in fp64.")]
@@ -90,6 +94,17 @@ def worker_options(device: str, load: list[Path] | None, broken: bool, arms: lis
     environment = tuple(f"{name}={os.environ[name]}" for name in DECISIVE if os.environ.get(name))
     return WorkerOptions(device, wants_broken, tuple(str(path.resolve()) for path in load or ()),
                          int(min(memory, 1e9) * 2**30) or default_memory(), environment=environment)
+
+
+def with_environment(options: WorkerOptions, python: str, variables: list[str] | None) -> WorkerOptions:
+    """The options with another interpreter and more variables, or one line and exit 2."""
+    wrong = next((text for text in variables or () if not text.partition("=")[0] or "=" not in text), None)
+    if wrong is not None:
+        fail(f"--env {wrong}: it must be NAME=value")
+    if python and shutil.which(python) is None:
+        fail(f"--python {python}: no such program")
+    return dataclasses.replace(options, python=shutil.which(python) or python if python else options.python,
+                               environment=(*options.environment, *(variables or ())))
 
 
 def ask(options: WorkerOptions, cases: list[str]) -> dict[str, Any]:
@@ -138,7 +153,9 @@ def replay_options(record: Record, options: WorkerOptions | None, plan: Settings
     """What a replay line needs besides case and arm, so that it repeats what this run did: variables, then options."""
     if options is None or plan is None:
         return []
-    words = [*options.environment, *([] if options.device == "cpu" else ["--device", options.device])]
+    words = [text for text in options.environment if text.partition("=")[0] in DECISIVE]
+    words += [] if options.device == "cpu" else ["--device", options.device]
+    words += [part for text in options.environment if text.partition("=")[0] not in DECISIVE for part in ("--env", text)]
     words += [part for path in options.load for part in ("--load", path)]
     words += ["--fp64"] if plan.fp64 else []
     raced = any(c.name == "run-to-run" and c.verdict is Verdict.FLAKY for c in record.checks)
