@@ -113,6 +113,7 @@ class Change(str, enum.Enum):
     UNKNOWN = "not comparable"  # vacuous, or the saved outputs are missing
     PROMISE = "promise changed"  # lse in another base, another sentinel, other bits promised
     GONE = "arm gone"
+    NEW_WRONG = "new arm fails"
     NONDETERMINISM = "new nondeterminism"
     NAN = "new NaN"
     BROKE = "PASS->FAIL"

@@ -87,7 +87,7 @@ def _change(base: Record | None, candidate: Record | None, numbers: Check | None
         if candidate is None or candidate.verdict is Verdict.SKIPPED:
             return Change.UNKNOWN, f"not run on either side: {_reason(candidate) or _reason(base) or 'no record'}"
         before = f"not run in the base: {base.detail}" if base else "no record in the base"
-        return Change.NEW_ARM, before if candidate.verdict in PASSES else f"{_told(candidate)} ({before})"
+        return (Change.NEW_ARM, before) if candidate.verdict in PASSES else (Change.NEW_WRONG, f"{_told(candidate)} ({before})")
     if candidate is None or candidate.verdict is Verdict.SKIPPED:
         before = "" if base.verdict in PASSES else f" (in the base it was {base.verdict.value})"
         return Change.GONE, (f"skipped: {candidate.detail}" if candidate else "no record in the candidate") + before
@@ -208,8 +208,8 @@ def was_compared(found: Transition) -> bool:
 # --- all together -----------------------------------------------------------------------------------------------------
 
 
-PLURALS = {Change.NEW_ARM: "new arms", Change.PROMISE: "promises changed", Change.GONE: "arms gone", Change.HANG: "new hangs",
-           Change.CRASH: "new crashes"}
+PLURALS = {Change.NEW_ARM: "new arms", Change.NEW_WRONG: "new arms fail", Change.PROMISE: "promises changed", Change.GONE: "arms gone",
+           Change.HANG: "new hangs", Change.CRASH: "new crashes"}
 
 
 def in_words(change: Change, count: int) -> str:
@@ -261,8 +261,6 @@ def _counts(transitions: list[Transition], wanted: Callable[[Transition], bool])
 
 def _warnings(compared: list[Transition]) -> str:
     """What is no reason to stop, yet must be known."""
-    numbers, bad, new = (sum(found.change is change for found in compared) for change in (Change.NUMBERS, Change.STILL_BAD, Change.NEW_ARM))
-    failing_new = sum(found.change is Change.NEW_ARM and found.candidate not in PASSES for found in compared)
-    told = [f"{numbers:,} gave other numbers, within budget" if numbers else "", f"{bad:,} failed before and still do" if bad else "",
-            f"{failing_new:,} of {counted(new, 'new arm')} did not pass" if failing_new else ""]
+    numbers, bad = (sum(found.change is change for found in compared) for change in (Change.NUMBERS, Change.STILL_BAD))
+    told = [f"{numbers:,} gave other numbers, within budget" if numbers else "", f"{bad:,} failed before and still do" if bad else ""]
     return "".join(f"; {text}" for text in told if text)

@@ -83,7 +83,7 @@ def _cell(found: Transition) -> str:
 
 def failures(transitions: list[Transition], info: GateInfo, base: Records, candidate: Records, options: Options) -> str:
     """What got worse or fails on both sides, in full, with the lines that repeat both sides."""
-    wrong = sorted((found for found in transitions if found.change in (*WORSE, Change.STILL_BAD) or _fails_anew(found)),
+    wrong = sorted((found for found in transitions if found.change in (*WORSE, Change.STILL_BAD)),
                    key=lambda found: -RANK.index(found.change))
     texts = []
     records = [candidate[key] for found in wrong if (key := (found.pairing.case, found.pairing.candidate)) in candidate]
@@ -108,10 +108,6 @@ def failures(transitions: list[Transition], info: GateInfo, base: Records, candi
         texts.append("\n".join(lines))
     shown = f" (the first {FULL} in full)" if len(texts) > FULL else ""
     return f"#### What got worse, and what fails on both sides{shown}\n\n```\n" + "\n\n".join(texts) + "\n```" if texts else ""
-
-
-def _fails_anew(found: Transition) -> bool:
-    return found.change is Change.NEW_ARM and found.candidate not in PASSES
 
 
 def _before(record: Record | None, options: Options, in_full: bool) -> list[str]:

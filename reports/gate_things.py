@@ -7,7 +7,7 @@ import re
 from harness.comparison import Change, TimeComparison, TimeVerdict, Transition
 from harness.gate_folder import GateInfo
 from harness.stats import in_words as interval
-from harness.transitions import PASSES, RANK, TITLES, UNRESOLVED, WORSE, WRONG, is_void, outcome, risen, was_compared
+from harness.transitions import RANK, TITLES, UNRESOLVED, WORSE, WRONG, is_void, outcome, risen, was_compared
 from reports.cells import names
 
 INTERRUPTED = 130
@@ -121,7 +121,7 @@ def things(transitions: list[Transition], bitwise: bool = False) -> list[Thing]:
 def _titles(found: Transition) -> list[tuple[str, str]]:
     """(title, why) of what is to be looked at in one comparison."""
     told = []
-    unremarkable = found.change in (Change.SAME, Change.FIXED) or (found.change is Change.NEW_ARM and found.candidate in PASSES)
+    unremarkable = found.change in (Change.SAME, Change.FIXED, Change.NEW_ARM)
     if not unremarkable and (was_compared(found) or is_void(found)):
         told.append((found.change.value, found.detail))
     if risen(found):

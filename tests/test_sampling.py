@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,8 +17,8 @@ from harness.sampling import BASE, CANDIDATE, Plan, Side, burst, sample_pairs, u
 from harness.watch import Reading, Watch
 
 PLANTED = str(Path(__file__).parent / "planted.py")
+CACHED, DIES, STALE = 7, 11, 13  # s_q of the case in which planted_deeds does it
 CASE = "sparse_prefill:s_q=2,h_q=4,topk=128"
-LARGER = "sparse_prefill:s_q=8"
 QUICK = Plan(processes=2, most=2, rounds=2, burst_ms=1.0)
 
 
@@ -80,8 +81,8 @@ def test_another_interpreter_does_not_inherit_what_would_bring_our_packages(tmp_
 def test_what_cannot_be_and_what_does_not_end_well_is_invalid(tmp_path: Path) -> None:
     """In one go: an arm faster than light, one that ends its process, one whose timed output is not the checked one, and a right one
     between them, which has its verdict."""
-    cached, dead, stale, right = (Pairing(case, "torch_blocks/none", f"{name}/none") for case, name in (
-        (LARGER, "planted_cached"), (CASE, "planted_death"), (CASE, "planted_stale"), (CASE, "torch_blocks")))
+    cached, dead, stale, right = (Pairing(f"sparse_prefill:s_q={s_q},{size}", "torch_blocks/none", "planted_deeds/none") for s_q, size in (
+        (CACHED, f"h_q={32 * (os.cpu_count() or 1)}"), (DIES, "h_q=4,topk=128"), (STALE, "h_q=4,topk=128"), (2, "h_q=4,topk=128")))
     checked = {"out": "what was checked"}
     found = compare([cached, dead, stale, right], side(tmp_path), side(tmp_path), QUICK, lambda _: Rule(0.9, 20.0),
                     outputs=lambda pairing: ({}, checked if pairing == stale else {}))
@@ -155,11 +156,12 @@ def test_a_burst_keeps_what_the_gpu_did_meanwhile() -> None:
 @pytest.mark.perf
 def test_200_comparisons_of_an_arm_with_itself_and_40_with_one_a_tenth_slower(tmp_path: Path) -> None:
     """None of the 200 is SLOWER or FASTER, and at least 38 of the 40 are SLOWER."""
-    cases = [f"sparse_prefill:s_q=2,h_q=4,topk=128,seed={seed}" for seed in range(200)]
+    cases = [f"sparse_prefill:s_q=2,s_kv=32,h_q=2,d_qk=512,topk=16,seed={seed}" for seed in range(200)]
     same = [Pairing(case, "torch_blocks/none", "torch_blocks/none") for case in cases]
     slower = [Pairing(case, "torch_blocks/none", "planted_slow/none") for case in cases[:40]]
     one = side(tmp_path)
-    found = compare([*same, *slower], one, one, Plan(rounds=1, burst_ms=1.0, most=9), rule)
+    # a call takes 0.2 ms: 20 us would be a tenth of it
+    found = compare([*same, *slower], one, one, Plan(rounds=2, burst_ms=3.0, most=9), lambda pairing: Rule(0.05, 10.0))
     alike = Counter(found[pairing].verdict for pairing in same)
     assert not alike[TimeVerdict.SLOWER] and not alike[TimeVerdict.FASTER] and not alike[TimeVerdict.INVALID], alike
     caught = Counter(found[pairing].verdict for pairing in slower)

@@ -105,7 +105,8 @@ def test_inputs_that_differ_make_it_void_whatever_came_out() -> None:
     (failed(), None, Change.GONE),
     (None, passed(), Change.NEW_ARM),
     (ended(Verdict.SKIPPED, "not installed"), passed(), Change.NEW_ARM),
-    (None, failed(), Change.NEW_ARM),
+    (None, failed(), Change.NEW_WRONG),
+    (ended(Verdict.SKIPPED, "not installed"), failed(), Change.NEW_WRONG),
     (None, None, Change.UNKNOWN),
     (ended(Verdict.SKIPPED), ended(Verdict.SKIPPED), Change.UNKNOWN),
     (passed(verdict=Verdict.VACUOUS), passed("2", verdict=Verdict.VACUOUS), Change.UNKNOWN),
@@ -220,7 +221,7 @@ IDLE = Transition(Pairing(CASE, ARM, ARM), Change.UNKNOWN, base=Verdict.SKIPPED,
     ([SAME, made(Change.NUMBERS)], 0, "1 gave other numbers, within budget"),
     ([SAME, made(Change.STILL_BAD)], 0, "1 failed before and still do"),
     ([made(Change.NEW_ARM), made(Change.FIXED)], 0, "nothing got worse in 2 comparisons"),
-    ([dataclasses.replace(made(Change.NEW_ARM), candidate=Verdict.FAILED)], 0, "1 of 1 new arm did not pass"),
+    ([dataclasses.replace(made(Change.NEW_WRONG), candidate=Verdict.FAILED)], 1, "1 of 1 comparison got worse: 1 new arm fails"),
     ([SAME, made(Change.UNKNOWN)], 4, "1 not comparable"),
     ([UNSURE, SAME], 4, "times 1 UNRESOLVED"),
     ([UNSURE, SLOW], 3, "1 of 2 times are SLOWER"),
@@ -240,7 +241,7 @@ def test_every_change_has_its_code(kind: Change) -> None:
     assert exit_code([SAME, made(kind)]) == code
     assert exit_code([SAME, made(kind)], bitwise=True) == (1 if kind is Change.NUMBERS else code)
     assert exit_code([SAME, made(kind)], void=["no such device"]) == 5
-    assert [each.name for each in WORSE] == ["PROMISE", "GONE", "NONDETERMINISM", "NAN", "BROKE", "OOM", "HANG", "CRASH"]
+    assert [each.name for each in WORSE] == ["PROMISE", "GONE", "NEW_WRONG", "NONDETERMINISM", "NAN", "BROKE", "OOM", "HANG", "CRASH"]
 
 
 # --- from real runs ---------------------------------------------------------------------------------------------------
