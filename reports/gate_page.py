@@ -4,7 +4,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
-from harness.comparison import Change, TimeComparison, TimeVerdict, Transition
+from harness.comparison import Change, Rule, TimeComparison, TimeVerdict, Transition
 from harness.gate_folder import STORED, GateInfo
 from harness.record import Record
 from harness.transitions import PASSES, RANK, WORSE, risen, was_compared
@@ -143,7 +143,7 @@ def times(transitions: list[Transition], info: GateInfo) -> str:
             why = "" if kind is TimeVerdict.SAME else time.why
             rows.setdefault(f"{time.contract}, {time.cache}", []).append([
                 own[found.pairing.case], arms_in_words([found]), *_medians(time), ratio_in_words(found), f"{kind.value}\n{why}".strip(),
-                f"{100 * time.rule.threshold:.3g} %, {time.rule.floor_us:g} us\n{time.rule.source}", _sampled(time)])
+                f"{_threshold(time.rule)}, {time.rule.floor_us:g} us\n{time.rule.source}", _sampled(time)])
     if not rows:
         reason = info.options.get("time")
         return f"#### Times\n\nNot compared: {reason}." if reason else ""
@@ -151,13 +151,19 @@ def times(transitions: list[Transition], info: GateInfo) -> str:
     for contract, each in rows.items():
         medians = [f"{side}, us\n({contract})" for side in ("base", "candidate")]
         tables.append(markdown_table(["case", "arm", *medians, "change [interval]", "verdict", "threshold, floor",
-                                      "processes + confirming; samples"], each))
+                                      "pairs of processes + confirming; samples"], each))
     return "\n\n".join(["#### Times", *tables])
 
 
 def _medians(time: TimeComparison) -> list[str]:
     """Both medians, in microseconds."""
     return [f"{us:,.4g}" for us in (time.estimate.base_us, time.estimate.candidate_us)] if time.estimate else ["", ""]
+
+
+def _threshold(rule: Rule) -> str:
+    """What a change must be to be one; and what may be called none, where that is less."""
+    strict = rule.for_same().threshold
+    return f"{100 * rule.threshold:.3g} %" + (f" (SAME within {100 * strict:.3g} %)" if strict < rule.threshold else "")
 
 
 def _sampled(time: TimeComparison) -> str:
