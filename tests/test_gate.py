@@ -109,7 +109,7 @@ def test_what_the_folder_holds(faulty: Gated) -> None:
 
 def test_the_page_repeats_both_sides(faulty: Gated) -> None:
     page = (faulty.folder.path / "summary.md").read_text()
-    assert "GATED_FAULTS=20,21 threearm replay" in page and f"{CASES[ZERO]} --arm gated/none" in page
+    assert "--env GATED_FAULTS=20,21" in page and f"{CASES[ZERO]} --arm gated/none" in page
 
 
 def test_a_stored_gate_is_shown_again(faulty: Gated) -> None:

@@ -255,12 +255,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 def test_every_arm_against_itself(asked: Asked, tmp_path: Path) -> None:
     out = tmp_path / "thresholds.json"
     done = invoke("calibrate", TINY, OTHER, "--device", "cpu", "--comparisons", "4", "--out", str(out), "--env", "A=b=c",
-                  "--python", "other")
+                  "--python", "/bin/sh")
     assert done.code == 0, done.text
     assert [(each.case, each.base) for each in asked.pairings] == [(TINY, "plain/none"), (OTHER, "plain/none"), (OTHER, "plain/metadata")]
     assert all(each.base == each.candidate for each in asked.pairings) and asked.generations == 4 * 3
-    assert asked.sides[0] == asked.sides[1] and asked.sides[0].options.python == "other" and asked.plans[0].contract == "wall"
-    assert "A=b=c" in asked.sides[0].options.environment and asked.described[0].python == "other"
+    assert asked.sides[0] == asked.sides[1] and asked.sides[0].options.python == "/bin/sh" and asked.plans[0].contract == "wall"
+    assert "A=b=c" in asked.sides[0].options.environment and asked.described[0].python == "/bin/sh"
     written = load(out, CPU)
     assert set(written.cases) == {key(each.case, each.base) for each in asked.pairings}
     first = written.cases[key(TINY, "plain/none")]
