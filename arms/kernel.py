@@ -113,6 +113,9 @@ class Requires:
             raise ValueError(f"device={self.device!r}: allowed are any, cpu, cuda")
         if not set(self.dtypes) <= {"bf16", "fp8"}:
             raise ValueError(f"dtypes={self.dtypes!r}: allowed are bf16 and fp8")
+        for name in ("capability", "distribution", "dtypes", "heads", "d_qk", "topk_in"):
+            if not isinstance(getattr(self, name), tuple):  # ("package") is no tuple, and a string is a sequence of letters
+                raise TypeError(f"{name}={getattr(self, name)!r}: it is a tuple, write ({getattr(self, name)!r},)")
 
 
 def find_program(name: str) -> str | None:
@@ -128,8 +131,7 @@ class Convention:
     empty_lse: float = math.inf
 
     def __str__(self) -> str:
-        base = "natural logarithm" if self.log_base == math.e else f"logarithm of base {self.log_base:g}"
-        return f"statistics by the {base}, lse {self.empty_lse:+g} in a row without a key"
+        return f"statistics in base {'e' if self.log_base == math.e else f'{self.log_base:g}'}, empty lse {self.empty_lse:+g}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtrit
 
 from harness.comparison import Burst, Estimate, Round, Rule, TimeVerdict
 from harness.words import counted
@@ -142,40 +142,14 @@ def percent(ratio: float) -> str:
 def rule_in_words(found: Estimate, rule: Rule) -> str:
     """The threshold, and the floor where that is what counts."""
     text = f"threshold {rule.threshold * 100:.3g} %"
+    if rule.threshold >= 0.05:  # below that the two are the same to a reader
+        text += f" (faster: {percent(1 / (1 + rule.threshold))})"
     if rule.floor_us > rule.threshold * found.base_us:
         text += f" and {rule.floor_us:g} us, of {found.base_us:.3g} us"
     return text
 
 
 # --- many comparisons -------------------------------------------------------------------------------------------------
-
-
-def p_value(found: Estimate, rule: Rule) -> float:
-    """How often luck would show as much, were the change exactly as large as the threshold: one-sided, in the direction seen."""
-    half = math.log(found.high / found.low) / 2
-    distance = abs(math.log(found.ratio)) - math.log1p(max(rule.threshold, rule.floor_us / found.base_us))
-    if half == 0:
-        return 0.0 if distance > 0 else 1.0
-    error = half / quantile(rule.confidence, found.processes)
-    return float(stdtr(found.processes - 1, -distance / error))
-
-
-def p_confirmed(first: Estimate, confirmed: Estimate, rule: Rule) -> float:
-    """The same of a change that was seen twice, by processes that share nothing: both are at most p with probability p squared.
-    1 where they lean to different sides."""
-    if (first.ratio > 1) is not (confirmed.ratio > 1):
-        return 1.0
-    return max(p_value(first, rule), p_value(confirmed, rule)) ** 2
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: those at most a leave the chance of any false one among all at most a."""
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
-        largest = max(largest, min(1.0, p_values[place] * (len(p_values) - rank)))
-        adjusted[place] = largest
-    return adjusted
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

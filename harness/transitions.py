@@ -78,8 +78,8 @@ def _declared(base: dict[str, Any], candidate: dict[str, Any]) -> str:
     for what in ("convention", "promise"):
         before, after = base.get(what), candidate.get(what)
         if before and after and before != after and (what == "convention" or base.get("name") == candidate.get("name")):
-            told.append(f"{what} was {before!r}, is {after!r}")
-    return f"declared otherwise: {'; '.join(told)}" if told else ""
+            told.append(f"{what}: {before} -> {after}")
+    return "; ".join(told)
 
 
 def _change(base: Record | None, candidate: Record | None, numbers: Check | None) -> tuple[Change, str]:

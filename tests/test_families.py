@@ -261,3 +261,9 @@ def test_time_wrong_times_what_is_wrong_and_leaves_its_verdict(tmp_path: Path) -
         records = {record.kernel: record for record in stored.records}
         assert [records[name].time is not None for name in ("broken_smallest_chosen", "torch_dense")] == times
         assert records["broken_smallest_chosen"].verdict is Verdict.FAILED
+
+
+def test_a_requirement_that_is_no_tuple_is_refused() -> None:
+    """("package") is a string, of which a version would be looked for letter by letter."""
+    with pytest.raises(TypeError, match=r"distribution='package': it is a tuple, write \('package',\)"):
+        Requires(distribution=("package"))  # type: ignore[arg-type]

@@ -17,12 +17,9 @@ from harness.stats import (
     clean,
     estimate,
     geometric_mean,
-    holm,
     judge,
     log_ratio,
     narrow,
-    p_confirmed,
-    p_value,
     percent,
     quantile,
     suspect,
@@ -149,21 +146,6 @@ def test_percent(ratio: float, text: str) -> None:
 
 
 # --- many comparisons -------------------------------------------------------------------------------------------------
-
-
-def test_p_values() -> None:
-    edge = seen(1.02 * math.exp(0.004), 0.004)
-    assert p_value(edge, RULE) == pytest.approx(0.025), "an interval that just clears the threshold is the two-sided 95 % one"
-    assert p_value(seen(1.02, 0.004), RULE) == pytest.approx(0.5) and p_value(seen(1.0, 0.004), RULE) > 0.97
-    assert (p_value(seen(1.1, 0.0), RULE), p_value(seen(1.01, 0.0), RULE)) == (0.0, 1.0)
-    assert p_confirmed(edge, edge, RULE) == pytest.approx(0.025**2)
-    assert p_confirmed(edge, seen(1.02, 0.004), RULE) == pytest.approx(0.25)
-    assert p_confirmed(edge, seen(0.9, 0.004), RULE) == 1.0
-
-
-def test_holm() -> None:
-    assert holm([0.01, 0.04, 0.03]) == [pytest.approx(0.03), pytest.approx(0.06), pytest.approx(0.06)]
-    assert holm([]) == [] and holm([0.7, 0.9]) == [1.0, 1.0]
 
 
 def test_the_geometric_mean() -> None:
