@@ -13,6 +13,7 @@ from cases.inputs import Inputs
 from cases.values import put_nan
 from harness import checks
 from harness.compare import bits_differ
+from harness.inplace import reads_inputs
 from harness.lengths import other_backscans, summary
 from harness.locate.diagnose import diagnose
 from harness.locate.localise import Rows, describe_rows, localise
@@ -147,7 +148,7 @@ class KernelTrial:
         subject = Subject(self.kernel, self.inputs, self.expected, self.problem, run.length, run.outputs, run.rows,
                           lambda problem: self._normalised(self.kernel.prepare(problem)), self._finish, self.phase)
         found = [run_to_run(subject, self._normalised(launch), self.launches), self._after_another(run, launch), self._nan_leak(run),
-                 *self._relations(run, subject), self._inputs_unchanged(run, handed)]
+                 *told("reads-inputs", lambda: reads_inputs(subject)), *self._relations(run, subject), self._inputs_unchanged(run, handed)]
         return [check for check in found if check]
 
     def _nan_leak(self, run: ArmRun) -> Check | None:

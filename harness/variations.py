@@ -6,6 +6,7 @@ import dataclasses
 import math
 import traceback
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from harness.verdicts import Check, Verdict
 from references.sparse_prefill import Expected
 
 Length = torch.Tensor | None
+T = TypeVar("T")
 GRAIN = 64  # keys by which a width is enlarged where the kernel takes any
 LARGE = {torch.bfloat16: 2.0**40, torch.float8_e4m3fn: 448.0}
 """What an unnamed key holds: its scores are above every other, and finite (2^40 * 2^7 * 576 in fp32; 448 is e4m3's largest)."""
@@ -58,14 +60,20 @@ class Subject:
         return self.inputs.case.s_q
 
     def call(self, problem: Problem, length: Length, first: Length = None) -> Outputs:
-        """Make a problem ready and launch it, after a launch with the lengths `first`, if any. Raises Raised where the kernel does, but
-        what it has run out of and what poisons CUDA."""
-        self.phase("launch")
-        try:
+        """Make a problem ready and launch it, after a launch with the lengths `first`, if any. Raises as attempt does."""
+        def both() -> Outputs:
             launch = self.ready(problem)
             if first is not None:
                 launch(first)
             return self.finish(launch(length), problem)
+
+        return self.attempt(both)
+
+    def attempt(self, action: Callable[[], T]) -> T:
+        """Do what calls the kernel. Raises Raised where the kernel raises, but what it has run out of and what poisons CUDA."""
+        self.phase("launch")
+        try:
+            return action()
         except (torch.cuda.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:

@@ -24,9 +24,10 @@ SOURCES = ("none", "backscan", "metadata")
 
 CHECKS = {
     "sparse_prefill": (
-        "run-to-run", "written", "after-another", "nan-leak", "inputs-unchanged", "indices-permuted", "padded", "cut-at-length",
-        "rows-permuted", "batch-split", "q-scaled", "scales-traded", "unnamed-changed", "guards", "busy-stream", "graph-replay",
-        "reference", "sentinels", "lengths", "backscan-vs-metadata", "none-vs-backscan", "none-vs-metadata", "full-width", "timed-output"),
+        "run-to-run", "written", "after-another", "nan-leak", "reads-inputs", "inputs-unchanged", "indices-permuted", "padded",
+        "cut-at-length", "rows-permuted", "batch-split", "q-scaled", "scales-traded", "unnamed-changed", "guards", "busy-stream",
+        "graph-replay", "reference", "sentinels", "lengths", "backscan-vs-metadata", "none-vs-backscan", "none-vs-metadata", "full-width",
+        "timed-output"),
     "indexer_topk": (
         "run-to-run", "written", "after-another", "reads-inputs", "inputs-unchanged", "rows-permuted", "batch-split", "weights-scaled",
         "request-duplicated", "request-shifted", "keys-appended", "guards", "busy-stream", "graph-replay", "shape", "set", "nan-chosen",

@@ -69,8 +69,8 @@ def test_one_launch_is_on_poisoned_memory_and_is_compared(leaks: bool) -> None:
     trial, _ = trial_of(HALF, changed(leak))
     torch.empty(64).zero_()
     run = trial.run("none")
-    # launch, again three times, another problem, again, NaN in kv; then order of entries and two batches
-    before, varied, after = [False] * 7, [True], [False] * 3
+    # launch, again three times, another problem, again, NaN in kv, q and kv rewritten twice, fresh; then order of entries, two batches
+    before, varied, after = [False] * 10, [True], [False] * 3
     alone = [True, True, False, False, False, False] if leaks else []
     assert poisoned == before + varied + alone + after
     assert {check.name for check in run.checks if check.verdict is not Verdict.PASSED} == ({"written"} if leaks else set())
@@ -87,8 +87,8 @@ def test_full_width_is_launched_once_per_kernel_with_topk_everywhere() -> None:
 
     trial, _ = trial_of(HALF, changed(note))
     names = {source: [check.name for check in trial.run(source).checks] for source in SOURCES}
-    assert given.count([384] * 6) == 1 and given.count([97] * 6) == 2 and given.count(None) == 11  # 97: cut
-    assert given.count([192] * 6) == 19 and given.count([192] * 5) == given.count([192]) == 2  # 5 and 1: split
+    assert given.count([384] * 6) == 1 and given.count([97] * 6) == 2 and given.count(None) == 14  # 97: cut
+    assert given.count([192] * 6) == 25 and given.count([192] * 5) == given.count([192]) == 2  # 5 and 1: split
     assert "full-width" in names["backscan"] and "full-width" not in names["metadata"]
 
 
@@ -102,8 +102,9 @@ def test_set_up_is_done_once_and_announced_before_the_launch() -> None:
     trial, phases = trial_of("sparse_prefill:s_q=1,s_kv=4,h_q=1,topk=4", prepare)  # every key named: no second set-up with NaN
     for source in SOURCES:
         trial.run(source)
-    # Once for all arms, for each on poisoned memory and with its entries in another order, and twice for the cut length.
-    assert len(made) == 1 + 2 * 3 + 2 and phases.count("prepare") == 1
+    # Once for all arms, for each on poisoned memory, with its entries in another order, and twice where q and kv are rewritten; twice
+    # for the cut length.
+    assert len(made) == 1 + 4 * 3 + 2 and phases.count("prepare") == 1
     assert phases[:2] == ["prepare", "launch"] and "judge" in phases
 
 

@@ -5,11 +5,13 @@ import itertools
 
 import torch
 
+from arms.broken.fault import declare
 from arms.broken.problems import FULL, HALF, MIXED
 from arms.broken.register import Length, broken
 from arms.broken.sparse_prefill import next_bf16
-from arms.kernel import Outputs, Problem
-from arms.sparse_prefill.torch_blocks import attention
+from arms.kernel import Launch, Outputs, Problem, sparse_prefill_kernel
+from arms.sparse_prefill.torch_blocks import REQUIRES, attention
+from cases.fault import Fault
 
 
 @broken("one_element_unwritten", "written", FULL, boundary="columns 511 (1 of 512)")
@@ -102,6 +104,24 @@ def stale_workspace(p: Problem, length: Length) -> Outputs:
     written = max_logits[:, 0] > -float("inf")
     kept[written] = out[written]
     return kept.clone(), max_logits, lse
+
+
+declare(Fault("broken_first_half_cached", "sparse_prefill", "reads-inputs", FULL, boundary="the first half of the rows"))
+
+
+@sparse_prefill_kernel("broken_first_half_cached", requires=REQUIRES)
+def first_half_cached(p: Problem) -> Launch:
+    """Computes the first half of the rows in its first launch with a length and gives them again, whatever q and kv hold by then."""
+    kept: dict[object, Outputs] = {}
+
+    def launch(length: Length) -> Outputs:
+        found = attention(p, length)
+        before = kept.setdefault(None if length is None else tuple(length.tolist()), found)
+        half = len(p.q) // 2
+        out, max_logits, lse = (torch.cat([a[:half], b[half:]]) for a, b in zip(before, found))
+        return out, max_logits, lse
+
+    return launch
 
 
 @broken("loads_key_0_for_a_pad", "nan-leak", MIXED, boundary="rows with a masked entry before the length")
