@@ -9,7 +9,7 @@ run: .venv/installed
 # Two processes, one thread each; what measures time runs afterwards, alone. PROCESSES=0 runs one.
 PROCESSES ?= 2
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not perf" -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not perf" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m perf
 
 check: .venv/installed-test

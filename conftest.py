@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,16 +40,28 @@ LONG_FIRST = ("faults", "test_gate", "test_faults_survived", "test_fuzz", "test_
 """Whoever begins with what takes long does not wait for it at the end (make test says --no-loadscope-reorder)."""
 
 
-def group_of(item: pytest.Item) -> str:
+def group_of(nodeid: str) -> str:
     """Tests of a group run in one process, in their order."""
-    return SHARED.get(item.path.stem, item.path.stem)
+    file = Path(nodeid.partition("::")[0]).stem
+    return SHARED.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """--dist loadfile, with groups for files. (The marks of --dist loadgroup do nothing in pytest-xdist 3.8 under pytest 9.2.)"""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByGroup(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("xdist"):
-        items.sort(key=lambda item: LONG_FIRST.index(group_of(item)) if group_of(item) in LONG_FIRST else len(LONG_FIRST))
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        order = {group: place for place, group in enumerate(LONG_FIRST)}
+        items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
     for item in items:
         for marker in item.iter_markers():
             reason = why_not(marker.name)

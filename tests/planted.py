@@ -66,6 +66,30 @@ def planted_slow(p: Problem) -> Launch:
     return slow_on_the_gpu(launch, p) if p.q.is_cuda else slow_on_the_cpu(launch)
 
 
+def padded(p: Problem, us: float) -> Launch:
+    """The right kernel, which takes a time that a clock sets: on a CPU that others use, the median of a few calls is that time still."""
+    launch = RIGHT.prepare(p)
+
+    def steady(length: torch.Tensor | None) -> Any:
+        end = time.perf_counter() + us * 1e-6
+        outputs = launch(length)
+        while time.perf_counter() < end:
+            pass
+        return outputs
+
+    return steady
+
+
+@sparse_prefill_kernel("planted_600_us")
+def planted_600_us(p: Problem) -> Launch:
+    return padded(p, 600)
+
+
+@sparse_prefill_kernel("planted_660_us")
+def planted_660_us(p: Problem) -> Launch:
+    return padded(p, 660)
+
+
 @sparse_prefill_kernel("planted_cached", requires=RIGHT.requires, convention=RIGHT.convention, promise=RIGHT.promise)
 def planted_cached(p: Problem) -> Launch:
     """Right answers without work: what the first launch gave is given again."""
@@ -104,3 +128,13 @@ def planted_death(p: Problem) -> Launch:
         return launch(length)
 
     return dying
+
+
+CACHED, DIES, STALE = 7, 11, 13
+"""s_q of the case in which planted_deeds does it: pairings of one kernel share their processes, which take a second to start."""
+
+
+@sparse_prefill_kernel("planted_deeds", requires=RIGHT.requires, convention=RIGHT.convention, promise=RIGHT.promise)
+def planted_deeds(p: Problem) -> Launch:
+    deed = {CACHED: planted_cached, DIES: planted_death, STALE: planted_stale}.get(p.q.shape[0], RIGHT.prepare)
+    return deed(p)
