@@ -5,13 +5,16 @@ import zipfile
 from pathlib import Path
 
 
-def wheel(folder: Path, version: str) -> Path:
-    """threearm-test-package of a version. faulty/gated.py has a kernel that needs it."""
+def wheel(folder: Path, version: str, build: str = "", needs: str = "", name: str = "threearm-test-package") -> Path:
+    """A package of a version, threearm-test-package unless named: faulty/gated.py has a kernel that needs it. build: what its BUILD is;
+    needs: a requirement of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, info = folder / f"threearm_test_package-{version}-py3-none-any.whl", f"threearm_test_package-{version}.dist-info"
+    module = name.replace("-", "_")
+    path, info = folder / f"{module}-{version}-py3-none-any.whl", f"{module}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("threearm_test_package.py", f"VERSION = {version!r}\n\n\ndef forward(topk_length): ...\n")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: threearm-test-package\nVersion: {version}\n")
+        archive.writestr(f"{module}.py", f"VERSION, BUILD = {version!r}, {build!r}\n\n\ndef forward(topk_length): ...\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+                         + (f"Requires-Dist: {needs}\n" if needs else ""))
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path
