@@ -262,7 +262,7 @@ def report(folder: Annotated[Path, typer.Argument(help="A run folder, or a gate'
            failures: Annotated[bool, typer.Option(help="Every record that did not pass, in full.")] = False) -> None:
     """Show a stored run, or a stored gate, again. Needs no GPU."""
     if (folder / "gate.json").is_file():
-        report_gate(folder, markdown)
+        report_gate(folder, markdown, failures)
     stored = open_run(folder)
     options, plan = stored_options(stored)
     if markdown:

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.client import WorkerOptions
 from harness.comparing import Interrupted, compare
-from harness.comparison import Pairing, Rule, TimeComparison, Transition
+from harness.comparison import Change, Pairing, Rule, TimeComparison, Transition
 from harness.gate_folder import GateFolder
 from harness.record import Record
 from harness.runfolder import RunFolder
@@ -22,6 +22,7 @@ from harness.sampling import Side as TimedSide
 from harness.transitions import transition
 from harness.verdicts import Check, Verdict
 
+NO_OUTPUTS = "no saved outputs: threearm run --save-outputs"
 Progress = Callable[[int, int, str], None]
 """Called with how much is done, of how much, and what is under way."""
 
@@ -99,7 +100,7 @@ class Stored:
         """The file with a record's outputs, or why there is none."""
         file = self.run.output_file(record)
         if file is None or not file.is_file():
-            return None, f"{self.run.path} has no saved outputs of {record.arm} on {record.case} (threearm run --save-outputs)"
+            return None, NO_OUTPUTS
         return file, ""
 
     def end(self) -> None:
@@ -162,7 +163,7 @@ class Gate:
 
     def _judge(self, pairing: Pairing, base: Record | None, candidate: Record | None, pair: Pair) -> None:
         """What became of one arm on one case; its outputs are compared where their fingerprints are not the same."""
-        numbers = None
+        numbers, problem = None, ""
         if base and candidate and comparable(base, candidate):
             numbers, problem = self._numbers(base, candidate)
             if problem:
@@ -170,6 +171,8 @@ class Gate:
         if numbers and numbers.verdict is Verdict.PASSED and base and candidate:  # other bits only where they mean nothing
             candidate, numbers = dataclasses.replace(candidate, outputs=base.outputs), None
         found = transition(pairing, base, candidate, numbers, pair.base, pair.candidate)
+        if problem and found.change is Change.NUMBERS:
+            found.detail += f" ({problem})"
         self.folder.add(found)
         self.progress(len(self.folder.transitions), self.total, f"{pairing.candidate}  {found.change.value}  {pairing.case}")
 
@@ -178,7 +181,7 @@ class Gate:
         sides = [(self.candidate, candidate, CANDIDATE), (self.base, base, BASE)]
         judge = next((each for each in sides if isinstance(each[0], Live)), None)
         if judge is None:
-            return None, "both sides are run folders"
+            return None, "both sides are stored runs"
         other = next(each for each in sides if each is not judge)
         file, problem = other[0].outputs(other[1])
         if file is None:

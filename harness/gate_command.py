@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import msgspec
 import typer
 
 from harness.asking import Settings
-from harness.client import Unfit, WorkerDied, WorkerOptions
+from harness.client import Unfit
 from harness.comparison import Pairing, Rule
-from harness.environments import EnvironmentProblem, Given, Kind, make, read_side
-from harness.gate import Gate, Live, Pair, Side, Stored, Timing
-from harness.gate_folder import LIVE, STORED, GateFolder, GateInfo, SideInfo
+from harness.environments import Kind
+from harness.gate import Gate, Pair, Side, Stored, Timing
+from harness.gate_folder import STORED, GateFolder, GateInfo, SideInfo
 from harness.gate_pairs import all_pairs, named_pairs
+from harness.gate_sides import SIDES, at_work, given_side, live_options, live_side, loaded, not_passed_on, recorded_arms, stored_side
 from harness.options import (
     NOTHING_RAN,
     PAUSE,
@@ -42,17 +42,16 @@ from harness.options import (
 )
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder, now, revision
-from harness.runner import Runner, describe
 from harness.sampling import AUTO, Plan
 from harness.thresholds import ThresholdError, load, rule_for
-from harness.transitions import UNRESOLVED
+from harness.transitions import UNRESOLVED, as_it_ended
 from reports import gate as report
+from reports.gate_page import failure_texts
 from reports.gate_things import verdict
 
 GIVE_UP = 2
 """Cases in a row on which an arm hangs or crashes before it is asked no more."""
 LONGEST = 90
-SIDES = ("base", "candidate")
 
 Base = Annotated[str, typer.Option("--base", help="What is trusted: an interpreter, a pip requirement (KERNEL==1.0), or a run folder.")]
 Candidate = Annotated[str, typer.Option("--candidate", help="What is to be judged: the same choices.")]
@@ -80,21 +79,27 @@ def gate(base: Base, candidate: Candidate, cases: Cases = None, suite: GateSuite
     given = [given_side(text, name) for text, name in zip((base, candidate), SIDES)]
     stored = [open_run(Path(side.place)) if side.kind is Kind.RUN_FOLDER else None for side in given]
     texts = case_list(cases, suite, stored)
-    options = worker_options(device, load, broken, [half for text in arm or () for half in text.split("=")], memory)
+    recorded = None if arm else recorded_arms(stored)
+    if recorded is not None and not recorded:
+        fail("the run folder has no records", NOTHING_RAN)
+    load, gone = loaded(load, stored)
+    options = worker_options(device, load, broken, [half for text in arm or recorded or () for half in text.split("=")], memory)
     if not memory and not any(stored):
         options = dataclasses.replace(options, memory=options.memory // 2)  # both sides hold a case at the same time
     settings = Settings(fp64=fp64, timeout=timeout, launches=launches, give_up=GIVE_UP)
     described = [stored_side(side, run) if run else live_side(side, options, texts, settings, env, name, inherit)
                  for side, run, env, name in zip(given, stored, (base_env, candidate_env), SIDES)]
     kernels = described[0].kernels, described[1].kernels
-    pairs = named_pairs(*kernels, texts, arm) if arm else all_pairs(*kernels, texts, broken)
+    pairs = named_pairs(*kernels, texts, arm) if arm else all_pairs(*kernels, texts, options.broken, recorded)
     if not pairs:
-        fail("no kernel can run on either side; `threearm arms` says why", NOTHING_RAN)
+        why = next((f": {kernel['name']}: {kernel['why_not']}" for side in kernels for kernel in side if kernel["why_not"]), "")
+        fail(f"no kernel can run on either side{why}", NOTHING_RAN)
     contract, why_not = contract_of(time, described)
     rule_of = rules(thresholds, described[1], contract)
     info = gate_info(texts, pairs, described, {"bitwise": bitwise, "time": contract or why_not, "settings": dataclasses.asdict(settings),
-                                               "thresholds": str(thresholds or "")})
+                                               "thresholds": str(thresholds or ""), "named": bool(arm)})
     info.notes += [f"the {name}'s run had not finished" for run, name in zip(stored, SIDES) if run and not run.info.finished]
+    info.notes += [*gone, *not_passed_on(described)]
     try:
         folder = GateFolder.create(runs, info)
     except RunError as error:
@@ -110,66 +115,6 @@ def case_list(cases: list[str] | None, suite: str, stored: list[RunFolder | None
     """The cases that are named; else those of a stored run; else smoke."""
     run = next((run for run in stored if run), None)
     return run.info.cases if run and not cases and not suite else read_cases(cases, suite or "smoke", "")
-
-
-# --- the two sides ----------------------------------------------------------------------------------------------------
-
-
-def given_side(text: str, name: str) -> Given:
-    """What a side is, or one line and exit 2."""
-    try:
-        return read_side(text)
-    except EnvironmentProblem as error:
-        fail(f"--{name} {error}")
-
-
-def interpreter(side: Given, name: str, inherit: bool) -> str:
-    """The side's Python; a requirement's environment is made. One line and exit 5 if that cannot be done."""
-    if side.kind is Kind.INTERPRETER:
-        return side.place
-    try:
-        return make(side.place, inherit, lambda line: errors.print(line, highlight=False, markup=False))
-    except EnvironmentProblem as error:
-        fail(f"--{name}: {error}", NOTHING_RAN)
-
-
-def variables(words: list[str] | None, options: WorkerOptions, name: str) -> tuple[str, ...]:
-    """Environment variables of a side: those that decide how kernels run, and those that are given."""
-    wrong = next((word for word in words or () if not word.partition("=")[0].isidentifier() or "=" not in word), None)
-    if wrong is not None:
-        fail(f"--{name}-env {wrong}: write NAME=VALUE")
-    return (*options.environment, *(words or ()))
-
-
-def stored_side(side: Given, run: RunFolder) -> SideInfo:
-    """What a run folder says of its machine and kernels."""
-    return SideInfo(side.text, STORED, "", run.info.machine, run.info.kernels, run.info.options)
-
-
-def live_side(side: Given, options: WorkerOptions, cases: list[str], settings: Settings, env: list[str] | None, name: str,
-              inherit: bool) -> SideInfo:
-    """A live side's machine and kernels, from its worker. One line and exit 5 if it cannot run workers."""
-    options = dataclasses.replace(options, environment=variables(env, options, name), python=interpreter(side, name, inherit))
-    try:
-        description = describe(options, cases)
-    except Unfit as error:
-        fail(f"--{name} {side.text}: {error}", NOTHING_RAN)
-    except WorkerDied as death:
-        fail(f"--{name} {side.text}: no worker can run there: {death.detail}", NOTHING_RAN)
-    ready = dataclasses.replace(options, device=description["device"])
-    machine = {**description["machine"], "threearm": revision(), **({"variables": " ".join(env)} if env else {})}
-    return SideInfo(side.text, LIVE, options.python, machine, description["kernels"],
-                    {"worker": dataclasses.asdict(ready), "settings": dataclasses.asdict(settings)})
-
-
-def live_options(side: SideInfo) -> WorkerOptions:
-    """How a live side's workers are started."""
-    return msgspec.convert(side.options["worker"], WorkerOptions)
-
-
-def at_work(side: SideInfo, folder: RunFolder, settings: Settings) -> Live:
-    """A live side, with the run folder that its records go to."""
-    return Live(Runner(folder, live_options(side), settings, folder.info.kernels, lambda case, arm, phase: None))
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
@@ -249,37 +194,47 @@ def execute(folder: GateFolder, sides: tuple[Side, Side], pairs: list[Pair], tim
     raise typer.Exit(code)
 
 
-def show(folder: GateFolder) -> int:
-    """The gate's result on a screen. Returns the exit code: of one that did not finish, and found nothing wrong, 4."""
-    console.print(report.terminal(folder.transitions, folder.info, str(folder.path)))
-    code = verdict(folder.transitions, folder.info)[0]
+def show(folder: GateFolder, again: bool = False) -> int:
+    """The gate's result on a screen. again: it is a stored one. Returns the exit code."""
+    console.print(report.terminal(folder.transitions, folder.info, str(folder.path), again))
+    code = verdict(folder.transitions, folder.info, again)[0]
     if folder.info.finished:
         return code
     errors.print(f"incomplete: {len(folder.transitions)} comparisons are in {folder.path}", markup=False, highlight=False)
     return code or UNRESOLVED
 
 
-def markdown_page(folder: GateFolder) -> str:
-    """The whole result as Markdown."""
+Repeat = Callable[[str, Record], list[str]]
+
+
+def repeater(folder: GateFolder) -> Repeat:
+    """What the line that repeats a record needs besides: (base or candidate, record) -> words."""
     stored = {name: stored_options(run) for name, run in folder.sides.items()}
 
     def repeat(side: str, record: Record) -> list[str]:
         options, plan = stored[side]
         other = ["--python", options.python] if options and options.python != sys.executable else []
-        return [*replay_options(record, options, plan), *other]
+        return [*replay_options(as_it_ended(record) or record, options, plan), *other]  # given up: with the --timeout of the hang
 
-    return report.markdown(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), repeat)
+    return repeat
 
 
-def report_gate(path: Path, markdown: bool) -> NoReturn:
-    """`threearm report` of a gate's folder: show it again."""
+def markdown_page(folder: GateFolder, again: bool = False) -> str:
+    """The whole result as Markdown. again: it is a stored one."""
+    return report.markdown(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), repeater(folder), again)
+
+
+def report_gate(path: Path, markdown: bool, failures: bool) -> NoReturn:
+    """`threearm report` of a gate's folder: show it again, or everything that got worse in full."""
     try:
         folder = GateFolder.load(path)
     except RunError as error:
         fail(str(error))
+    if not markdown and not failures:
+        raise typer.Exit(show(folder, again=True))
     if markdown:
-        print(markdown_page(folder), end="")
-        raise typer.Exit(verdict(folder.transitions, folder.info)[0] or (0 if folder.info.finished else UNRESOLVED))
-    code = show(folder)
-    say(f"the whole of it: threearm report {path} --markdown")
-    raise typer.Exit(code)
+        print(markdown_page(folder, again=True), end="")
+    else:
+        told = failure_texts(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), repeater(folder))
+        say("\n\n".join(told) or "nothing got worse, and nothing fails on both sides")
+    raise typer.Exit(verdict(folder.transitions, folder.info, again=True)[0])

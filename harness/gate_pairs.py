@@ -12,16 +12,19 @@ from harness.runner import cases_of
 Kernels = list[dict[str, Any]]
 
 
-def all_pairs(base: Kernels, candidate: Kernels, cases: list[str], broken: bool) -> list[Pair]:
-    """Every kernel of the cases' families that can run on either side, with itself; broken ones only if asked for."""
+def all_pairs(base: Kernels, candidate: Kernels, cases: list[str], broken: bool, recorded: set[str] | None = None) -> list[Pair]:
+    """Every kernel of the cases' families that can run on either side, with itself; broken ones only if asked for. recorded: take these
+    kernel/arm alone, which a stored run has records of."""
     sides = [{kernel["name"]: kernel for kernel in kernels if cases_of(kernel, cases)} for kernels in (base, candidate)]
     pairs = []
     for name in dict.fromkeys([*sides[0], *sides[1]]):
         found = [side.get(name) for side in sides]
         here = [kernel for kernel in found if kernel]
         if any(not kernel["why_not"] for kernel in here) and (broken or not name.startswith("broken_")):
-            arms = dict.fromkeys(arm for kernel in here for arm in kernel["arms"])
-            pairs.append(Pair(found[0], found[1], tuple((arm, arm) for arm in arms)))
+            arms = dict.fromkeys(arm for kernel in here for arm in kernel["arms"] if recorded is None or f"{name}/{arm}" in recorded)
+            if arms:
+                one, two = (kernel and _with_arms(kernel, set(arms)) for kernel in found)
+                pairs.append(Pair(one, two, tuple((arm, arm) for arm in arms)))
     return pairs
 
 
@@ -79,5 +82,8 @@ def _cut(pair: Pair) -> Pair:
     """The pair with those arms alone in its kernels that take part."""
     assert pair.base and pair.candidate
     base, candidate = ({arm[side] for arm in pair.arms} for side in (0, 1))
-    return Pair({**pair.base, "arms": [arm for arm in pair.base["arms"] if arm in base]},
-                {**pair.candidate, "arms": [arm for arm in pair.candidate["arms"] if arm in candidate]}, pair.arms)
+    return Pair(_with_arms(pair.base, base), _with_arms(pair.candidate, candidate), pair.arms)
+
+
+def _with_arms(kernel: dict[str, Any], arms: set[str]) -> dict[str, Any]:
+    return {**kernel, "arms": [arm for arm in kernel["arms"] if arm in arms]}

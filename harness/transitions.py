@@ -32,10 +32,13 @@ WORSE = RANK[RANK.index(Change.PROMISE) :]
 
 PASSES = (Verdict.PASSED, Verdict.VACUOUS)
 ENDED = {Verdict.CRASHED: Change.CRASH, Verdict.TIMEOUT: Change.HANG, Verdict.OOM: Change.OOM}
+NOT_RUN = "not run on either side: "
+"""How the detail begins of what ran nowhere."""
 INPUTS_DIFFER = "inputs differ"
 """How the detail of a comparison begins that is void."""
 GIVEN_UP = "given up"
 """How the detail of a SKIPPED record begins whose arm hung or crashed on earlier cases."""
+LONGEST, NAMED = 160, 2  # characters of a reason, and kernels with their reason, in the verdict's line
 HIGH, RISEN = 0.9, 0.2  # a margin to warn of; one that doubled counts from here on: a fifth of the budget is healthy
 
 OK, WRONG, SLOWER, UNRESOLVED, VOID = 0, 1, 3, 4, 5
@@ -46,7 +49,7 @@ def transition(pairing: Pairing, base: Record | None, candidate: Record | None, 
                base_kernel: dict[str, Any] | None = None, candidate_kernel: dict[str, Any] | None = None) -> Transition:
     """One pairing's change. base, candidate: the records, None where there is none; numbers: how far the outputs are apart, where they were
     compared; base_kernel, candidate_kernel: as a worker describes them (name, promise, convention), None where that is not known."""
-    change, detail = _change(_as_it_ended(base), _as_it_ended(candidate), numbers)
+    change, detail = _change(as_it_ended(base), as_it_ended(candidate), numbers)
     declared = _declared(base_kernel or {}, candidate_kernel or {})
     if declared and _ran(base) and _ran(candidate) and change not in WORSE and not detail.startswith(INPUTS_DIFFER):
         change, detail = Change.PROMISE, f"{declared}; the outputs: {change.value}{f' ({detail})' if detail else ''}"
@@ -64,7 +67,7 @@ def _ran(record: Record | None) -> bool:
     return record is not None and record.verdict is not Verdict.SKIPPED
 
 
-def _as_it_ended(record: Record | None) -> Record | None:
+def as_it_ended(record: Record | None) -> Record | None:
     """A record of an arm that was given up counts as what it was given up for."""
     if record is None or record.verdict is not Verdict.SKIPPED or not record.detail.startswith(GIVEN_UP):
         return record
@@ -85,7 +88,7 @@ def _declared(base: dict[str, Any], candidate: dict[str, Any]) -> str:
 def _change(base: Record | None, candidate: Record | None, numbers: Check | None) -> tuple[Change, str]:
     if base is None or base.verdict is Verdict.SKIPPED:
         if candidate is None or candidate.verdict is Verdict.SKIPPED:
-            return Change.UNKNOWN, f"not run on either side: {_reason(candidate) or _reason(base) or 'no record'}"
+            return Change.UNKNOWN, f"{NOT_RUN}{_reason(candidate) or _reason(base) or 'no record'}"
         before = f"not run in the base: {base.detail}" if base else "no record in the base"
         return (Change.NEW_ARM, before) if candidate.verdict in PASSES else (Change.NEW_WRONG, f"{_told(candidate)} ({before})")
     if candidate is None or candidate.verdict is Verdict.SKIPPED:
@@ -205,6 +208,11 @@ def was_compared(found: Transition) -> bool:
     return any(verdict not in (None, Verdict.SKIPPED) for verdict in (found.base, found.candidate)) or found.change in WORSE
 
 
+def was_given_up(found: Transition) -> bool:
+    """Whether the candidate's arm was not asked any more, since it hung or crashed on earlier cases."""
+    return found.candidate is Verdict.SKIPPED and found.change in (Change.HANG, Change.CRASH)
+
+
 # --- all together -----------------------------------------------------------------------------------------------------
 
 
@@ -212,24 +220,27 @@ PLURALS = {Change.NEW_ARM: "new arms", Change.NEW_WRONG: "new arms fail", Change
            Change.HANG: "new hangs", Change.CRASH: "new crashes"}
 
 
-def in_words(change: Change, count: int) -> str:
-    """`1 new hang`, `3 new hangs`, `5 numbers changed`."""
-    return f"{count:,} {PLURALS.get(change, change.value) if count > 1 else change.value}"
+def in_words(change: Change, count: int, given_up: int = 0) -> str:
+    """`1 new hang`, `5 numbers changed`, `9 new hangs, 7 of them given up`."""
+    text = f"{count:,} {PLURALS.get(change, change.value) if count > 1 else change.value}"
+    return f"{text}, {given_up:,} of them given up" if given_up else text
 
 
-def exit_code(transitions: list[Transition], bitwise: bool = False, void: Sequence[str] = ()) -> int:
+def exit_code(transitions: list[Transition], bitwise: bool = False, void: Sequence[str] = (), named: bool = False) -> int:
     """0 nothing worse, 1 something got wrong, 3 slower, 4 not resolved, 5 nothing compared or other inputs; the worst wins, in the order
     5, 1, 3, 4."""
-    return outcome(transitions, bitwise, void)[0]
+    return outcome(transitions, bitwise, void, named)[0]
 
 
-def outcome(transitions: list[Transition], bitwise: bool = False, void: Sequence[str] = ()) -> tuple[int, str]:
-    """The exit code, and its reason in words. bitwise: other bits count as something wrong; void: why nothing can be said at all."""
+def outcome(transitions: list[Transition], bitwise: bool = False, void: Sequence[str] = (), named: bool = False) -> tuple[int, str]:
+    """The exit code, and its reason in words. bitwise: other bits count as something wrong; void: why nothing can be said at all; named:
+    somebody asked for these kernels, so that one which ran nowhere must be told."""
     compared = [found for found in transitions if was_compared(found)]
     if void:
         return VOID, f"no comparison: {void[0]}{f' (and {len(void) - 1:,} more)' if len(void) > 1 else ''}"
     if not compared:
-        return VOID, "nothing was compared"
+        why = transitions[0].detail.removeprefix(NOT_RUN) if transitions else ""
+        return VOID, "nothing was compared" + (f": {why}" if why else "")
     of = counted(len(compared), "comparison")
     other = [found for found in compared if is_void(found)]
     if other:
@@ -240,17 +251,38 @@ def outcome(transitions: list[Transition], bitwise: bool = False, void: Sequence
     invalid = times[TimeVerdict.INVALID]
     slower, unresolved = (f"{times[kind]:,} {kind.value}" if times[kind] else "" for kind in (TimeVerdict.SLOWER, TimeVerdict.UNRESOLVED))
     unknown = _counts(compared, lambda found: found.change is Change.UNKNOWN)
+    bare = untested(transitions if named else compared)
     if wrong or invalid:
         kinds = {change for change, _ in wrong}
-        what = [in_words(change, count) for change, count in wrong] + ([counted(invalid, "invalid time")] if invalid else [])
+        left = collections.Counter(found.change for found in compared if was_given_up(found))
+        what = [in_words(change, count, left[change]) for change, count in wrong] + ([counted(invalid, "invalid time")] if invalid else [])
         count = sum(1 for found in compared if found.change in kinds or (found.time and found.time.verdict is TimeVerdict.INVALID))
-        return WRONG, f"{count:,} of {of} got worse: {', '.join(what)}" + (f"; besides, {slower}" if slower else "")
+        besides = "".join(f"; besides, {text}" for text in (slower, bare) if text)
+        return WRONG, f"{count:,} of {of} got worse: {', '.join(what)}{besides}"
     if slower:
-        return SLOWER, f"the answers are as good as before; {times[TimeVerdict.SLOWER]:,} of {sum(times.values()):,} times are SLOWER"
-    if unknown or unresolved:
+        return SLOWER, f"the answers are as good as before; {times[TimeVerdict.SLOWER]:,} of {sum(times.values()):,} times are SLOWER" + (
+            f"; besides, {bare}" if bare else "")
+    if unknown or unresolved or bare:
         what = [*(in_words(change, count) for change, count in unknown), *([f"times {unresolved}"] if unresolved else [])]
-        return UNRESOLVED, f"nothing is known to be worse in {of}, but not everything could be told: {', '.join(what)}"
+        told = f"nothing is known to be worse in {of}" + (f", but not everything could be told: {', '.join(what)}" if what else "")
+        return UNRESOLVED, f"{bare}; {told}" if bare else told
     return OK, f"nothing got worse in {of}" + _warnings(compared)
+
+
+def untested(transitions: list[Transition]) -> str:
+    """The pairs of kernels of which nothing passed on either side, and why: a kernel that cannot be imported anywhere fails as it did
+    before, and nothing is known of it. "" where each passed somewhere."""
+    pairs: dict[tuple[str, str], list[Transition]] = {}
+    for found in transitions:
+        pairs.setdefault((found.pairing.base.rpartition("/")[0], found.pairing.candidate.rpartition("/")[0]), []).append(found)
+    told = []
+    for (base, candidate), group in pairs.items():
+        if not any(Verdict.PASSED in (found.base, found.candidate) for found in group):
+            name, why = base if base == candidate else f"{base}={candidate}", group[0].detail.removeprefix(NOT_RUN)
+            judged = any(Verdict.FAILED in (each.base, each.candidate) and (each.margins_before or each.margins_after) for each in group)
+            why = why if len(why) <= LONGEST else f"{why[:LONGEST - 1]}…"
+            told.append(f"{f'{name} passed on neither side' if judged else f'nothing was tested of {name}'}{f': {why}' if why else ''}")
+    return "; ".join(told[:NAMED]) + (f"; and so of {len(told) - NAMED:,} more" if len(told) > NAMED else "")
 
 
 def _counts(transitions: list[Transition], wanted: Callable[[Transition], bool]) -> list[tuple[Change, int]]:

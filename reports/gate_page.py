@@ -1,33 +1,71 @@
 """A gate's result as Markdown, for a pull request: everything, in the order in which somebody asks for it."""
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Callable
 
 from harness.comparison import Change, Rule, TimeComparison, TimeVerdict, Transition
 from harness.gate_folder import STORED, GateInfo
 from harness.record import Record
-from harness.transitions import PASSES, RANK, WORSE, risen, was_compared
+from harness.transitions import PASSES, RANK, WORSE, risen, was_compared, was_given_up
 from reports import failure
 from reports.cells import labels, markdown_table
-from reports.gate_things import Thing, arms_in_words, case_names, facts, kernels_of, ratio_in_words, things, timed, verdict
+from reports.gate_things import (
+    LOUD,
+    Thing,
+    arms_in_words,
+    case_names,
+    facts,
+    kernels_of,
+    ratio_in_words,
+    things,
+    timed,
+    unversioned,
+    verdict,
+    why_untimed,
+)
 
 Records = dict[tuple[str, str], Record]
 """By case and arm."""
 Options = Callable[[str, Record], list[str]]
 """(base or candidate, record) -> what a replay line needs besides, as failure.replay_line takes it."""
 SHOWN = 3  # cases of a thing
-FULL = 20  # failures told in full; GitHub takes 65,536 characters
+NOTES = 20
+LONGEST = 60_000  # characters of the page; GitHub takes 65,536
+ALL = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """How much a page tells: so many failures in full, so many at all, so many rows of a table."""
+
+    full: int = ALL
+    listed: int = ALL
+    rows: int = ALL
+
+
+ROOMS = (Room(20), Room(10), Room(5), Room(2), Room(2, 60), Room(2, 20, 300), Room(2, 20, 100), Room(2, 10, 30), Room(1, 5, 10),
+         Room(0, 2, 3))
+"""Tried in this order until a page is short enough."""
 
 
 def markdown(transitions: list[Transition], info: GateInfo, base: Records, candidate: Records,
-             options: Options = lambda side, record: []) -> str:
-    """The whole page. base, candidate: the records of both sides."""
-    sections = [
-        f"**{verdict(transitions, info)[1]}**", sides(info), "\n".join(f"* {note}" for note in info.notes), to_look_at(transitions, info),
-        *by_case(transitions), failures(transitions, info, base, candidate, options), numbers(transitions), times(transitions, info),
-        not_run(transitions), provenance(info)]
-    return "\n\n".join(section for section in sections if section) + "\n"
+             options: Options = lambda side, record: [], again: bool = False) -> str:
+    """The whole page, shortened until it has no more characters than LONGEST. base, candidate: the records of both sides; again: it is of
+    a stored gate."""
+    text = ""
+    for room in ROOMS:
+        short = [f"shortened to {LONGEST:,} characters: a table has its first {room.rows} rows; all of it is in comparisons.jsonl"]
+        notes = [*(short if room.rows < ALL else []), *info.notes]
+        sections = [
+            f"**{verdict(transitions, info, again)[1]}**", sides(info), "\n".join(f"* {note}" for note in notes[:NOTES]),
+            to_look_at(transitions, info, room), *by_case(transitions, room), failures(transitions, info, base, candidate, options, room),
+            numbers(transitions, room), times(transitions, info, room), not_run(transitions, room), provenance(info)]
+        text = "\n\n".join(section for section in sections if section) + "\n"
+        if len(text) <= LONGEST:
+            break
+    return text
 
 
 def sides(info: GateInfo) -> str:
@@ -38,16 +76,22 @@ def sides(info: GateInfo) -> str:
         rows.append(["interpreter", info.base.python or "none", info.candidate.python or "none"])
     rows += [[key, before or "none", after or "none"] for key, (before, after) in differ.items()]
     same = "; ".join(f"{key} {value}" for key, value in common.items())
-    return markdown_table(["", "base", "candidate"], rows) + (f"\n\nThe same on both sides: {same}." if same else "")
+    unknown = unversioned(info)
+    told = [f"The same on both sides: {same}." if same else "", f"{unknown[0].upper()}{unknown[1:]}." if unknown else ""]
+    return "\n\n".join([markdown_table(["", "base", "candidate"], rows), " ".join(filter(None, told))]).rstrip()
 
 
-def to_look_at(transitions: list[Transition], info: GateInfo) -> str:
+def to_look_at(transitions: list[Transition], info: GateInfo, room: Room) -> str:
     """Every thing, worst first."""
     own, every = case_names(transitions), things(transitions, bool(info.options.get("bitwise")))
-    rows = [[f"**{thing.title}**" if thing.title in {change.value for change in WORSE} else thing.title, thing.arms,
-             _where(thing, own), thing.why] for thing in every]
+    rows = [[loud(thing.title), thing.arms, _where(thing, own), thing.why] for thing in every[:room.rows]]
     return "#### To look at, worst first\n\n" + markdown_table(
         ["what", "arms", "cases", "why (the first case; of times and numbers the worst)"], rows) if rows else ""
+
+
+def loud(word: str) -> str:
+    """In bold, if it makes the gate fail."""
+    return f"**{word}**" if word in LOUD else word
 
 
 def _where(thing: Thing, own: dict[str, str]) -> str:
@@ -56,8 +100,9 @@ def _where(thing: Thing, own: dict[str, str]) -> str:
     return "\n".join([*head, *names[:SHOWN], *(["..."] if len(names) > SHOWN else [])])
 
 
-def by_case(transitions: list[Transition]) -> list[str]:
-    """A table a pair of kernels: a row a case, a column an arm, in a cell the change and the time."""
+def by_case(transitions: list[Transition], room: Room) -> list[str]:
+    """A table a pair of kernels: a row a case, a column an arm, in a cell the change and the time. Where there is no room for all, those
+    that make the gate fail come first."""
     tables = []
     for kernels in dict.fromkeys(map(kernels_of, transitions)):
         found = [each for each in transitions if kernels_of(each) == kernels]
@@ -65,6 +110,8 @@ def by_case(transitions: list[Transition]) -> list[str]:
         common, own = labels(list(dict.fromkeys(each.pairing.case for each in found)))
         cells = {(each.pairing.case, each.pairing.base, each.pairing.candidate): _cell(each) for each in found}
         rows = [[name, *(cells.get((case, *arm), "") for arm in arms)] for case, name in own.items()]
+        if len(rows) > room.rows:
+            rows = sorted(rows, key=lambda row: not any("**" in text for text in row))[:room.rows]
         heads = [base.rpartition("/")[2] if base.rpartition("/")[2] == candidate.rpartition("/")[2] else f"{base}\n{candidate}"
                  for base, candidate in arms]
         title = kernels[0] if kernels[0] == kernels[1] else f"{kernels[0]} to {kernels[1]}"
@@ -75,18 +122,32 @@ def by_case(transitions: list[Transition]) -> list[str]:
 
 def _cell(found: Transition) -> str:
     """`bitwise same`, and under it `SAME +0.1 % [..]`."""
-    text = f"**{found.change.value}**" if found.change in WORSE else found.change.value
+    text = loud(found.change.value) + (" (given up)" if was_given_up(found) else "")
     if not was_compared(found):
         text = "not run"
-    return text if found.time is None else f"{text}\n{found.time.verdict.value} {ratio_in_words(found)}"
+    return text if found.time is None else f"{text}\n{loud(found.time.verdict.value)} {ratio_in_words(found)}"
 
 
-def failures(transitions: list[Transition], info: GateInfo, base: Records, candidate: Records, options: Options) -> str:
-    """What got worse or fails on both sides, in full, with the lines that repeat both sides."""
-    wrong = sorted((found for found in transitions if found.change in (*WORSE, Change.STILL_BAD)),
+def failures(transitions: list[Transition], info: GateInfo, base: Records, candidate: Records, options: Options, room: Room) -> str:
+    """What got worse or fails on both sides, as a section: so much of it as there is room for."""
+    texts = failure_texts(transitions, info, base, candidate, options, room.full)
+    if not texts:
+        return ""
+    shown = f" (the first {room.full} in full)" if len(texts) > room.full else ""
+    if len(texts) > room.listed:
+        shown = f" (the first {room.full} of {len(texts):,} in full, {room.listed} listed; all: threearm report GATE --failures)"
+    return f"#### What got worse, and what fails on both sides{shown}\n\n```\n" + "\n\n".join(texts[:room.listed]) + "\n```"
+
+
+def failure_texts(transitions: list[Transition], info: GateInfo, base: Records, candidate: Records, options: Options,
+                  full: int = ALL) -> list[str]:
+    """What got worse or fails on both sides, worst first, with the lines that repeat both sides; the first `full` with all that the checks
+    found."""
+    bitwise = [Change.NUMBERS] if info.options.get("bitwise") else []
+    wrong = sorted((found for found in transitions if found.change in (*WORSE, Change.STILL_BAD, *bitwise)),
                    key=lambda found: -RANK.index(found.change))
     texts = []
-    records = [candidate[key] for found in wrong if (key := (found.pairing.case, found.pairing.candidate)) in candidate]
+    records = [candidate[key] for found in wrong[:full] if (key := (found.pairing.case, found.pairing.candidate)) in candidate]
     told = dict(zip(((record.case, record.arm) for record in records),
                     failure.describe_all(records, lambda record: options("candidate", record))))
     for number, found in enumerate(wrong):
@@ -96,18 +157,17 @@ def failures(transitions: list[Transition], info: GateInfo, base: Records, candi
         lines = [f"{found.change.value}, in the base {before.verdict.value if before else 'no record'}{f': {said}' if said else ''}"]
         if record is None:
             lines.append(f"{arms_in_words([found])}  {case}\n  no record in the candidate")
-        elif number < FULL and record.verdict in PASSES:  # what it promises is another: its checks say nothing of that
+        elif number < full and record.verdict in PASSES:  # what it promises is another: its checks say nothing of that
             lines.append(f"{arms_in_words([found])}  {case}\n  repeat: {failure.replay_line(record, options('candidate', record))}")
             lines += failure.describe_check(found.numbers, always=True) if found.numbers else []
-        elif number < FULL:
+        elif number < full:
             lines.append(told[case, record.arm])
             lines += failure.describe_check(found.numbers, always=True) if found.numbers else []
         else:
-            lines.append(f"  repeat: {failure.replay_line(record, options('candidate', record))}")
-        lines += _before(before, options, found.change is Change.STILL_BAD and number < FULL)
+            lines.append(f"{arms_in_words([found])}  {case}\n  repeat: {failure.replay_line(record, options('candidate', record))}")
+        lines += _before(before, options, found.change is Change.STILL_BAD and number < full)
         texts.append("\n".join(lines))
-    shown = f" (the first {FULL} in full)" if len(texts) > FULL else ""
-    return f"#### What got worse, and what fails on both sides{shown}\n\n```\n" + "\n\n".join(texts) + "\n```" if texts else ""
+    return texts
 
 
 def _before(record: Record | None, options: Options, in_full: bool) -> list[str]:
@@ -117,7 +177,7 @@ def _before(record: Record | None, options: Options, in_full: bool) -> list[str]
     return ["in the base:", failure.describe(record, options("base", record))]
 
 
-def numbers(transitions: list[Transition]) -> str:
+def numbers(transitions: list[Transition], room: Room) -> str:
     """Where both sides pass with other bits: what differs, by how many ULP, where, and the margins before and after."""
     own, rows = case_names(transitions), []
     for found in transitions:
@@ -129,10 +189,10 @@ def numbers(transitions: list[Transition]) -> str:
             rows.append([own[found.pairing.case], arms_in_words([found]), found.detail, ulp, "\n".join(check.where) if check else "",
                          f"**{margins}**" if risen(found) and "\n" not in margins else margins + ("\n**risen**" if risen(found) else "")])
     head = ["case", "arm", "what", "ULP apart", "where", "margin (1 fails), base -> candidate"]
-    return "#### Numbers changed, within budget\n\n" + markdown_table(head, rows) if rows else ""
+    return "#### Numbers changed, within budget\n\n" + markdown_table(head, rows[:room.rows]) if rows else ""
 
 
-def times(transitions: list[Transition], info: GateInfo) -> str:
+def times(transitions: list[Transition], info: GateInfo, room: Room) -> str:
     """Every time with its interval, threshold and where that is from, and how much was sampled; a table a contract."""
     own = case_names(transitions)
     rows: dict[str, list[list[str]]] = {}
@@ -142,22 +202,24 @@ def times(transitions: list[Transition], info: GateInfo) -> str:
             assert time is not None
             why = "" if kind is TimeVerdict.SAME else time.why
             rows.setdefault(f"{time.contract}, {time.cache}", []).append([
-                own[found.pairing.case], arms_in_words([found]), *_medians(time), ratio_in_words(found), f"{kind.value}\n{why}".strip(),
+                own[found.pairing.case], arms_in_words([found]), *_medians(time), ratio_in_words(found),
+                f"{loud(kind.value)}\n{why}".strip(),
                 f"{_threshold(time.rule)}, {time.rule.floor_us:g} us\n{time.rule.source}", _sampled(time)])
     if not rows:
-        reason = info.options.get("time")
+        reason = why_untimed(info)
         return f"#### Times\n\nNot compared: {reason}." if reason else ""
     tables = []
     for contract, each in rows.items():
         medians = [f"{side}, us\n({contract})" for side in ("base", "candidate")]
         tables.append(markdown_table(["case", "arm", *medians, "change [interval]", "verdict", "threshold, floor",
-                                      "pairs of processes + confirming; samples"], each))
+                                      "pairs of processes + confirming; samples"], each[:room.rows]))
     return "\n\n".join(["#### Times", *tables])
 
 
 def _medians(time: TimeComparison) -> list[str]:
     """Both medians, in microseconds."""
-    return [f"{us:,.4g}" for us in (time.estimate.base_us, time.estimate.candidate_us)] if time.estimate else ["", ""]
+    medians = (time.estimate.base_us, time.estimate.candidate_us) if time.estimate else ()
+    return [f"{us:,.0f}" if us >= 1000 else f"{us:.4g}" for us in medians] or ["", ""]
 
 
 def _threshold(rule: Rule) -> str:
@@ -176,13 +238,13 @@ def _sampled(time: TimeComparison) -> str:
     return "\n".join([*parts, *time.notes])
 
 
-def not_run(transitions: list[Transition]) -> str:
+def not_run(transitions: list[Transition], room: Room) -> str:
     """What ran on neither side, and why, each reason once."""
     groups: dict[tuple[str, str], list[Transition]] = {}
     for found in transitions:
         if not was_compared(found):
             groups.setdefault((found.pairing.candidate, found.detail), []).append(found)
-    rows = [[arms_in_words(group), str(len(group)), why] for (_, why), group in groups.items()]
+    rows = [[arms_in_words(group), str(len(group)), why] for (_, why), group in list(groups.items())[:room.rows]]
     return "#### Not run\n\n" + markdown_table(["arm", "cases", "why"], rows) if rows else ""
 
 

@@ -1,6 +1,7 @@
 """What a gate found, in words: its verdict, the two environments, and the things to look at, each once. For a terminal and for Markdown."""
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 
@@ -8,6 +9,7 @@ from harness.comparison import Change, TimeComparison, TimeVerdict, Transition
 from harness.gate_folder import GateInfo
 from harness.stats import in_words as interval
 from harness.transitions import RANK, TITLES, UNRESOLVED, WORSE, WRONG, is_void, outcome, risen, was_compared
+from harness.words import counted
 from reports.cells import names
 
 INTERRUPTED = 130
@@ -21,6 +23,10 @@ ORDER = (TimeVerdict.INVALID.value, TimeVerdict.SLOWER.value, Change.UNKNOWN.val
 
 RANKED = (TimeVerdict.SLOWER.value, TimeVerdict.UNRESOLVED.value, Change.NUMBERS.value)
 """Of what the worst is shown, not the first, and all that a pair of kernels has is told together."""
+LOUD = {*(change.value for change in WORSE), TimeVerdict.SLOWER.value, TimeVerdict.INVALID.value}
+"""What makes the gate fail."""
+HINT = "what helps: --seconds, --processes, a quieter machine, threearm calibrate"
+SHOWN = 3  # kernels named in a line
 ULP_STEPS = ("1", "2", "3-4", "5-8", "9-16", "more", "not finite")
 
 
@@ -44,13 +50,16 @@ class Thing:
         return arms_in_words(self.found)
 
 
-def verdict(transitions: list[Transition], info: GateInfo) -> tuple[int, str]:
-    """The exit code, and the first line of every report: the verdict and its reason."""
-    code, reason = outcome(transitions, bool(info.options.get("bitwise")), info.void)
-    if info.interrupted:
-        far = sum(map(was_compared, transitions))
-        return INTERRUPTED, f"INCOMPLETE (exit {INTERRUPTED}): interrupted after {far:,} comparisons; so far {TITLES[code]}: {reason}"
-    return code, f"{TITLES[code]} (exit {code}): {reason}"
+def verdict(transitions: list[Transition], info: GateInfo, again: bool = False) -> tuple[int, str]:
+    """The exit code, and the first line of every report: the verdict and its reason. again: of a stored gate; one that was cut short is 1
+    if something got worse, else 4."""
+    code, reason = outcome(transitions, bool(info.options.get("bitwise")), info.void, bool(info.options.get("named")))
+    if not info.interrupted and (not again or info.finished or info.void):
+        return code, f"{TITLES[code]} (exit {code}): {reason}"
+    cut_short = (WRONG if code == WRONG else UNRESOLVED) if again else INTERRUPTED
+    how, far = "interrupted" if info.interrupted else "cut short, or still running,", sum(map(was_compared, transitions))
+    so_far = f"; so far {TITLES[code]}: {reason}" if far else ""
+    return cut_short, f"INCOMPLETE (exit {cut_short}): {how} after {counted(far, 'comparison')}{so_far}"
 
 
 def colour(code: int) -> str:
@@ -73,6 +82,15 @@ def facts(info: GateInfo) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
 def versions(kernels: list[dict[str, object]]) -> dict[str, str]:
     """The versions of kernels that come in a package."""
     return {f"{kernel['name']}'s": str(kernel["version"]) for kernel in kernels if kernel.get("version")}
+
+
+def unversioned(info: GateInfo) -> str:
+    """`no version known of k`: the kernels that come in no package that either side could name a version of; "" of none."""
+    kernels = [*info.base.kernels, *info.candidate.kernels]
+    known = {kernel["name"] for kernel in kernels if kernel.get("version")}
+    found = list(dict.fromkeys(kernel["name"] for kernel in kernels if kernel["name"] not in known))
+    more = f" and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
+    return f"no version known of {', '.join(found[:SHOWN])}{more}" if found else ""
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -162,6 +180,25 @@ def timed(transitions: list[Transition]) -> dict[TimeVerdict, list[Transition]]:
 def contracts(transitions: list[Transition]) -> str:
     """`span, L2 flushed`: what was timed, of all of them."""
     return " / ".join(dict.fromkeys(f"{found.time.contract}, {found.time.cache}" for found in transitions if found.time))
+
+
+def thresholds(transitions: list[Transition]) -> str:
+    """`thresholds: 30 of 90 calibrated, else 3 %`"""
+    rules = [found.time.rule for found in transitions if found.time]
+    others = [rule for rule in rules if not rule.source.startswith("calibrated")]
+    rest = " or ".join(dict.fromkeys(f"{100 * rule.threshold:.3g} %" for rule in others))
+    return f"thresholds: {len(rules) - len(others):,} of {len(rules):,} calibrated" + (f", else {rest}" if rest else "")
+
+
+def stopped(transitions: list[Transition]) -> str:
+    """`sampling stopped: time cap of 5 s (8), 9 pairs of processes (2)`: why no more was sampled."""
+    reasons = collections.Counter(found.time.stopped for found in transitions if found.time and found.time.stopped)
+    return f"sampling stopped: {', '.join(f'{why} ({count:,})' for why, count in reasons.most_common())}" if reasons else ""
+
+
+def why_untimed(info: GateInfo) -> str:
+    """Why there are no times. A gate that was cut short says how it would have taken them."""
+    return str(info.options.get("time") or "") if info.finished else "the gate did not get so far"
 
 
 def throttled(transitions: list[Transition]) -> str:

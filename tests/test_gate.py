@@ -14,8 +14,14 @@ from wheels import wheel
 
 from cases import parse_case
 from cases.suites import override
+from harness.asking import Settings
+from harness.client import WorkerOptions
 from harness.comparison import Change, TimeVerdict, Transition
-from harness.gate_folder import GateFolder
+from harness.gate import NO_OUTPUTS
+from harness.gate_command import repeater
+from harness.gate_folder import LIVE, STORED, GateFolder, GateInfo, SideInfo
+from harness.gate_sides import not_passed_on
+from harness.record import Record
 from harness.runfolder import RunFolder
 from harness.tensorfile import read
 from harness.verdicts import SOURCES, Verdict
@@ -129,7 +135,79 @@ def test_a_line_that_was_cut_does_not_count(faulty: Gated, tmp_path: Path) -> No
     (folder / "gate.json").write_text(json.dumps({**info, "finished": ""}))
     assert len(GateFolder.load(folder).transitions) == len(faulty.folder.transitions) - 1
     done = threearm("report", str(folder))
-    assert done.code == 1 and "incomplete" in done.text
+    assert done.code == 1 and "incomplete" in done.text and done.lines[0].startswith("INCOMPLETE (exit 1): cut short")
+
+
+def test_a_gate_that_was_killed_before_it_knew_anything(faulty: Gated, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    shutil.copytree(faulty.folder.path, folder)
+    for name in ("comparisons.jsonl", "summary.md", "base/records.jsonl", "candidate/records.jsonl"):
+        (folder / name).unlink()
+    info = json.loads((folder / "gate.json").read_bytes())
+    (folder / "gate.json").write_text(json.dumps({**info, "finished": ""}))
+    done = threearm("report", str(folder))
+    assert done.code == 4 and done.lines[0].endswith("INCOMPLETE (exit 4): cut short, or still running, after 0 comparisons")
+    assert "summary.md" not in done.text
+    page = threearm("report", str(folder), "--markdown")
+    assert page.code == 4 and page.text.startswith("**INCOMPLETE (exit 4)")
+
+
+def test_failures_in_full(faulty: Gated) -> None:
+    """Each that got worse or fails on both sides, with the lines that repeat both; the screen says how to get there."""
+    assert faulty.done.lines[-1] == f"failures in full: threearm report {faulty.folder.path} --failures"
+    done = threearm("report", str(faulty.folder.path), "--failures")
+    wrong = [found for found in faulty.folder.transitions if found.change not in (Change.SAME, Change.NUMBERS, Change.FIXED)]
+    assert done.code == 1 and len(wrong) > 20
+    assert done.text.count("  repeat: ") >= len(wrong)
+    assert done.text.count("repeat the base: ") + done.text.count("in the base:\n") == len(wrong)
+    assert f"{CASES[ZERO]} --arm gated/none --env GATED_FAULTS=" in done.text
+
+
+def test_what_was_given_up_is_repeated_under_the_same_deadline(tmp_path: Path) -> None:
+    options = {"worker": dataclasses.asdict(WorkerOptions("cpu", False, (), 1)), "settings": dataclasses.asdict(Settings(timeout=4.0))}
+    side = SideInfo("python", LIVE, sys.executable, {}, [], options)
+    folder = GateFolder.create(tmp_path, GateInfo("", [], [TINY], [], side, side, {}))
+    repeat = repeater(folder)
+    for record, words in [(Record(TINY, "k/none", Verdict.SKIPPED, "given up: hung on 2 cases before"), ["--timeout", "4"]),
+                          (Record(TINY, "k/none", Verdict.TIMEOUT, "no answer"), ["--timeout", "4"]),
+                          (Record(TINY, "k/none", Verdict.SKIPPED, "given up: crashed on 2 cases before"), [])]:
+        assert repeat("candidate", record) == words
+
+
+# --- what is no comparison of anything --------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_can_be_imported_on_neither_side_was_not_tested(tmp_path: Path) -> None:
+    """It fails as it did before; that is no pass, though another kernel passes beside it."""
+    file = tmp_path / "unimportable.py"
+    file.write_text("from arms.kernel import sparse_prefill_kernel\n\n\n@sparse_prefill_kernel('unimportable')\n"
+                    "def unimportable(problem):\n    import no_such_package\n    return no_such_package.launch\n")
+    found = gate(tmp_path / "runs", *PYTHON, TINY, "--load", str(file), "--time", "none", "--arm", "unimportable/none", "--arm",
+                 "torch_blocks/none")
+    assert {each.change for each in found.folder.transitions} == {Change.STILL_BAD, Change.SAME}
+    assert found.done.code == 4
+    assert "UNRESOLVED (exit 4): nothing was tested of unimportable: FAILED ModuleNotFoundError" in found.done.text
+    assert "no_such_package" in " ".join(found.done.lines[:3])
+
+
+SHELL = {"PYTHONPATH": "/x", "VIRTUAL_ENV": "/v", "HOME": "/h"}
+
+
+@pytest.mark.parametrize(("base", "candidate", "notes"), [
+    (("/b", ()), ("/c", ()), ["PYTHONPATH, VIRTUAL_ENV of this shell is not passed on: --base-env, --candidate-env"]),
+    (("/b", ("PYTHONPATH=/x", "VIRTUAL_ENV=/v")), ("/c", ("VIRTUAL_ENV=",)),
+     ["PYTHONPATH of this shell is not passed on: --candidate-env"]),
+    ((sys.executable, ()), ("/c", ("VIRTUAL_ENV=/v",)),
+     ["PYTHONPATH of this shell is passed on to the base alone, threearm's own interpreter: --candidate-env"]),
+    ((sys.executable, ()), (sys.executable, ()), []),
+    (None, ("/c", ("VIRTUAL_ENV=/v",)), ["PYTHONPATH of this shell is not passed on: --candidate-env"]),
+    (None, None, [])])
+def test_variables_of_the_shell_that_a_side_does_not_get(base: tuple[str, tuple[str, ...]] | None,
+                                                         candidate: tuple[str, tuple[str, ...]] | None, notes: list[str]) -> None:
+    sides = [SideInfo("x", LIVE, given[0], {}, [], {"worker": {"environment": given[1]}}) if given else SideInfo("x", STORED, "", {}, [])
+             for given in (base, candidate)]
+    assert not_passed_on(sides, SHELL) == notes
+    assert not_passed_on(sides, {"HOME": "/h"}) == []
 
 
 # --- a kernel and itself, times, other kernels ------------------------------------------------------------------------
@@ -208,8 +286,25 @@ def test_bitwise_and_without_saved_outputs(stored: Path, tmp_path: Path) -> None
     found = against_stored(run, tmp_path / "gate", "--bitwise")
     changed = found.of(CASES[ULP])[0]
     assert changed.change is Change.NUMBERS and changed.numbers is None
-    assert any("no saved outputs" in note for note in found.folder.info.notes)
+    assert changed.detail.endswith("the outputs were not compared (no saved outputs: threearm run --save-outputs)")
+    assert [note for note in found.folder.info.notes if "saved" in note] == [f"outputs not compared: {NO_OUTPUTS}"]
     assert found.done.code == 1
+
+
+def test_a_stored_run_brings_its_kernels_along(stored: Path, tmp_path: Path) -> None:
+    """Without --load and --arm: what the run loaded, and no arm that it has no record of. A file that is gone is told."""
+    found = gate(tmp_path / "gate", "--base", str(stored), "--candidate", sys.executable, "--device", "cpu")
+    assert [(each.pairing.candidate, each.change) for each in found.folder.transitions] == [
+        ("gated/none", Change.SAME), ("gated/none", Change.SAME), ("torch_dense/dense", Change.SAME)]
+    assert found.done.code == 0
+    run = tmp_path / "run"
+    shutil.copytree(stored, run)
+    info = json.loads((run / "run.json").read_bytes())
+    info["options"]["worker"]["load"] = [str(tmp_path / "gone.py")]
+    (run / "run.json").write_text(json.dumps(info))
+    without = gate(tmp_path / "without", "--base", str(run), "--candidate", sys.executable, "--device", "cpu")
+    assert [each.change for each in without.folder.transitions] == [Change.GONE, Change.GONE, Change.SAME] and without.done.code == 1
+    assert f"{tmp_path}/gone.py, which the base's run loaded, is not there any more: --load" in without.folder.info.notes
 
 
 def test_other_inputs_are_no_comparison(stored: Path, tmp_path: Path) -> None:
@@ -239,11 +334,12 @@ def test_two_wheels_and_none(tmp_path: Path) -> None:
     """Requirements become environments; a package that is missing on one side is an arm gone, or a new one."""
     one, two = str(wheel(tmp_path, "1.0")), str(wheel(tmp_path, "2.0"))
     common = ("--inherit-packages", "--device", "cpu", *GATED, "--arm", "packaged/none", TINY)
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_NO_INDEX": "1"}
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_NO_INDEX": "1", "PYTHONPATH": str(tmp_path)}
     bump = gate(tmp_path / "bump", "--base", one, "--candidate", two, *common, **cache)
     assert [each.change for each in bump.folder.transitions] == [Change.NUMBERS]
     assert [side.kernels[0]["version"] for side in (bump.folder.info.base, bump.folder.info.candidate)] == ["1.0", "2.0"]
     assert bump.done.code == 0 and "2.0" in bump.done.text
+    assert "PYTHONPATH of this shell is not passed on: --base-env, --candidate-env" in bump.done.text
     gone = gate(tmp_path / "gone", "--base", one, "--candidate", sys.executable, *common, **cache)
     assert [each.change for each in gone.folder.transitions] == [Change.GONE] and gone.done.code == 1
     assert len(list((tmp_path / "cache" / "threearm" / "environments").glob("*/made.json"))) == 2
@@ -269,7 +365,7 @@ def test_ctrl_c_keeps_what_is_known(tmp_path: Path) -> None:
     assert [each.change for each in folder.transitions] == [Change.SAME]
     assert folder.info.interrupted and not folder.info.finished and (folder.path / "summary.md").is_file()
     again = threearm("report", str(folder.path))
-    assert again.code == 130 and "incomplete" in again.text.lower()
+    assert again.code == 4 and "INCOMPLETE (exit 4): interrupted after 1 comparison; so far OK" in again.text
 
 
 def test_a_side_that_cannot_run_workers_is_one_line(tmp_path: Path) -> None:
@@ -308,3 +404,4 @@ def test_vacuous_or_skipped_on_both_sides_is_no_pass(stored: Path, tmp_path: Pat
     (run / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     found = gate(tmp_path / "gate", "--base", str(run), "--candidate", str(run))
     assert found.done.code == 5
+    assert "VOID (exit 5): nothing was compared: no such GPU" in found.done.text

@@ -32,6 +32,14 @@ def test_without_names_every_kernel_that_runs_anywhere() -> None:
     assert all_pairs(gone, new, [TINY_TOPK], False) == []
 
 
+def test_of_a_stored_run_what_it_has_records_of() -> None:
+    sides = [A, B, kernel("broken_a")]
+    pairs = all_pairs(sides, sides, CASES, True, {"a/none", "broken_a/none", "a/metadata", "gone/none"})
+    assert [(pair.names[0], pair.arms) for pair in pairs] == [
+        ("a", (("none", "none"), ("metadata", "metadata"))), ("broken_a", (("none", "none"),))]
+    assert pairs[0].base and pairs[0].candidate and pairs[0].base["arms"] == pairs[0].candidate["arms"] == ["none", "metadata"]
+
+
 def test_an_arm_that_one_side_lacks_takes_part() -> None:
     pair = all_pairs([A], [kernel("a", arms=("none",))], CASES, False)[0]
     assert pair.arms == EVERY and pair.candidate and pair.candidate["arms"] == ["none"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -144,8 +145,12 @@ def page(found: list[tuple[Record | None, Record | None, Transition]], about: Ga
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
-def test_ninety_comparisons_fit_on_a_screen(width: int) -> None:
-    lines = screen([found for _, _, found in ninety()], info(), width, "runs/20270102-030405-gate-ab12")
+def test_ninety_comparisons_fit_on_a_screen(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = "runs/20270102-030405-gate-ab12"
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "summary.md").touch()
+    monkeypatch.chdir(tmp_path)
+    lines = screen([found for _, _, found in ninety()], info(), width, folder)
     assert len(lines) <= 40
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
@@ -181,7 +186,7 @@ def test_what_does_not_fit_is_counted() -> None:
         assert len(lines) <= 40
         shown = sum(line.startswith("new crash") for line in lines)
         assert 5 <= shown <= 15
-        assert f"... and {30 - shown} more in summary.md" in lines
+        assert f"... and {30 - shown} more" in lines
 
 
 def test_the_first_line_says_how_it_stands() -> None:
@@ -197,6 +202,10 @@ def test_the_first_line_says_how_it_stands() -> None:
             (unsure, info(), "UNRESOLVED (exit 4): nothing is known to be worse in 30 comparisons, but not everything could be told: "
                              "times 1 UNRESOLVED"),
             ([], info(), "VOID (exit 5): nothing was compared"),
+            ([idle()], info(), "VOID (exit 5): nothing was compared: takes bf16, the case is fp8"),
+            ([idle(), *same], info(), "OK (exit 0): nothing got worse in 30 comparisons"),
+            ([idle(), *same], info(options={"named": True}), "UNRESOLVED (exit 4): nothing was tested of j: takes bf16, the case is fp8; "
+                                                             "nothing is known to be worse in 30 comparisons"),
             (same, info(void=["no such device"]), "VOID (exit 5): no comparison: no such device"),
             (same, info(interrupted=True), "INCOMPLETE (exit 130): interrupted after 30 comparisons; so far OK: nothing got worse in "
                                            "30 comparisons")]:
@@ -205,6 +214,69 @@ def test_the_first_line_says_how_it_stands() -> None:
         code = said.partition("exit ")[2].partition(")")[0]
         assert lines[-1] == f"exit {code}"
         assert markdown(found, about, {}, {}).startswith(f"**{said}**")
+
+
+@pytest.mark.parametrize(("many", "code", "said"), [
+    (0, 4, "after 0 comparisons"), (1, 4, "after 1 comparison; so far OK: nothing got worse in 1 comparison"),
+    (3, 4, "after 3 comparisons; so far SLOWER: the answers are as good as before; 1 of 1 times are SLOWER"),
+    (4, 1, "after 4 comparisons; so far WORSE: 1 of 4 comparisons got worse: 1 new crash; besides, 1 SLOWER")])
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_gate_that_was_cut_short_is_told_so(many: int, code: int, said: str, interrupted: bool) -> None:
+    """Shown again it has no exit code of an interrupt; a killed one has only what was known."""
+    same = [compared(good(case, "k/none"), good(case, "k/none")) for case in CASES[:2]]
+    crash = compared(good(CASES[3], "k/none"), ended(CASES[3], "k/none", Verdict.CRASHED, "signal SIGSEGV in phase launch"))
+    slower = compared(good(CASES[2], "k/none"), good(CASES[2], "k/none"), timed=time(TimeVerdict.SLOWER, 1.1))
+    found, about = [*same, slower, crash][:many], info(finished="", interrupted=interrupted)
+    how = "interrupted" if interrupted else "cut short, or still running,"
+    console = Console(width=300, file=io.StringIO(), color_system=None)
+    console.print(gate.terminal(found, about, again=True))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0] == f"INCOMPLETE (exit {code}): {how} {said}" and lines[-1] == f"exit {code}"
+    assert ("times: not compared: the gate did not get so far" in lines) is (many < 3)
+    assert markdown(found, about, {}, {}, again=True).startswith(f"**{lines[0]}**")
+
+
+def idle() -> Transition:
+    """Of another kernel, which ran nowhere."""
+    record = ended(CASES[0], "j/none", Verdict.SKIPPED, "takes bf16, the case is fp8")
+    return compared(record, record)
+
+
+def test_given_up_is_not_asked_any_more() -> None:
+    ends = [(Verdict.TIMEOUT, "no answer for 4 s in phase launch")] * 2 + [(Verdict.SKIPPED, "given up: hung on 2 cases before")] * 7
+    found = [compared(good(case, "k/none"), ended(case, "k/none", *end)) for case, end in zip(CASES, ends)]
+    lines = screen(found, info(), 200)
+    assert lines[0] == "WORSE (exit 1): 9 of 9 comparisons got worse: 9 new hangs, 7 of them given up"
+    told = [" ".join(line.split()) for line in lines if line.startswith("new hang")]
+    assert told[0].startswith("new hang k/none 2 cases") and told[1].startswith("new hang k/none 7 cases")
+    text = markdown(found, info(), {}, {})
+    assert text.count("| **new hang** |") == 2 + 2 and text.count("| **new hang** (given up) |") == 7
+
+
+def test_the_page_is_named_where_there_is_one(tmp_path: Path) -> None:
+    same = compared(good(CASES[0], "k/none"), good(CASES[0], "k/none"))
+    crash = compared(good(CASES[1], "k/none"), ended(CASES[1], "k/none", Verdict.CRASHED, "signal SIGSEGV in phase launch"))
+    without = screen([same], info(), 300, str(tmp_path))
+    assert without[-1] == f"exit 0; all of it: threearm report {tmp_path} --markdown; again: threearm report {tmp_path}"
+    (tmp_path / "summary.md").touch()
+    assert f"all of it: {tmp_path}/summary.md" in screen([same], info(), 300, str(tmp_path))[-1]
+    assert screen([same, crash], info(), 300, str(tmp_path))[-1] == f"failures in full: threearm report {tmp_path} --failures"
+
+
+def test_no_version_is_known_of_a_kernel_without_a_package() -> None:
+    found = [compared(good(CASES[0], "mine/none"), good(CASES[0], "mine/none"))]
+    kernels = [{"name": "mine", "version": None}]
+    about = info(base=SideInfo("python", LIVE, "/p", MACHINE, kernels), candidate=SideInfo("python", LIVE, "/p", MACHINE, kernels))
+    lines = screen(found, about, 120)
+    assert "base       python: no version known of mine" in lines and not any("same versions" in line for line in lines)
+    assert "No version known of mine." in markdown(found, about, {}, {})
+    about.base = about.candidate = SideInfo("python", LIVE, "/p", MACHINE, [{"name": "mine", "version": "1.0"}])
+    assert "base       python: same versions" in screen(found, about, 120)
+
+
+def test_many_notes_leave_the_screen_its_room() -> None:
+    lines = screen([found for _, _, found in ninety()], info(notes=[f"note {number}" for number in range(40)]), 120)
+    assert len(lines) <= 40 and "... and 35 more notes" in lines and "new crash" in "".join(lines)
 
 
 def test_a_stored_run_has_no_times_and_says_so() -> None:
@@ -223,7 +295,24 @@ def test_times_in_lines() -> None:
     assert lines[head].startswith("times (span, L2 flushed): 75, geomean -0.09 %; 0.79 % of 27,000 samples throttled")
     told = "SLOWER 2 geomean +16.2 %, slowest +16.3 % [+15.9 %, +16.7 %] flash_mla/backscan s_q=4096,rows=full"
     assert " ".join(lines[head + 1].split()) == told
-    assert [line.split()[0] for line in lines[head + 1: head + 5]] == ["SLOWER", "UNRESOLVED", "FASTER", "SAME"]
+    assert lines[head].endswith("throttled; thresholds: 75 of 75 calibrated")
+    assert [line.split()[0] for line in lines[head + 1: head + 6]] == ["SLOWER", "UNRESOLVED", "sampling", "FASTER", "SAME"]
+    assert lines[head + 3].strip() == ("sampling stopped: the interval is narrow enough (1); what helps: --seconds, --processes, a quieter "
+                                       "machine, threearm calibrate")
+
+
+def test_thresholds_and_why_sampling_stopped_at_80() -> None:
+    """What is not calibrated counts; why no more was sampled is told by reason."""
+    found = []
+    for number, case in enumerate(CASES):
+        timed = time(TimeVerdict.UNRESOLVED if number < 10 else TimeVerdict.SAME, 1.01, half=0.03)
+        timed.rule = RULE if number % 3 else Rule(0.03, 1.0)
+        timed.stopped = "time cap of 5 s" if number % 5 else "9 pairs of processes"
+        found.append(compared(good(case, "k/none"), good(case, "k/none"), timed=timed))
+    lines = [line.strip() for line in screen(found, info(), 80)]
+    assert "thresholds: 20 of 30 calibrated, else 3 %" in lines
+    assert "sampling stopped: time cap of 5 s (8), 9 pairs of processes (2)" in lines
+    assert "what helps: --seconds, --processes, a quieter machine, threearm calibrate" in lines
 
 
 def test_two_kernels_and_two_arms() -> None:
@@ -248,7 +337,7 @@ def test_the_page_has_everything() -> None:
     assert len(text) < 65_536  # what GitHub takes
     for said in ("| sgl-flash-mla | 1.0.0 | 1.1.0 |", "The same on both sides: device cuda; gpu NVIDIA H200",
                  "| s_q=16,rows=full | **PASS->FAIL** | **PASS->FAIL** | **PASS->FAIL** |",
-                 "bitwise same<br>SLOWER +16.2 % [+15.8 %, +16.6 %]", "where: explained by: topk_length - 64",
+                 "bitwise same<br>**SLOWER** +16.2 % [+15.8 %, +16.6 %]", "where: explained by: topk_length - 64",
                  "  as flash_mla/none above",
                  "new NaN, in the base PASSED: NaN in out: reference", "[5, 1, 511]  want -0.1032  got nan",
                  "new hang, in the base PASSED\nTIMEOUT  flash_mla/metadata", "out 0.31 -> 0.95<br>lse 0.12 -> 0.125<br>**risen**",
@@ -274,6 +363,27 @@ def test_many_failures_are_told_in_short_after_the_first() -> None:
     assert "(the first 20 in full)" in text
     assert text.count("rows 16..31 (16 of 32)") == 20
     assert text.count("  repeat: threearm replay") == 30
+
+
+@pytest.mark.parametrize("many", [21, 200, 3000])
+def test_the_page_is_short_enough_however_much_fails(many: int) -> None:
+    found = []
+    for number in range(many):
+        case = f"sparse_prefill:s_q={number + 16},rows=full"
+        sides = (good(case, "k/none"), wrong(case, "k/none", where=["in out:", *(f"rows {number} of {'x' * 100}" for _ in range(8))]))
+        found.append((*sides, compared(*sides)))
+    text = page(found, info())
+    assert len(text) <= 60_000
+    assert text.count("want 1  got 2") in (range(10, 21) if many == 21 else range(1, 6))
+    assert text.count("```") == 2 and ("all: threearm report GATE --failures" in text) is (many > 200)
+    assert ("shortened to 60,000 characters" in text) is (many == 3000)
+
+
+def test_medians_are_whole_numbers_and_what_is_slower_is_bold() -> None:
+    timed = compared(good(CASES[0], "k/none"), good(CASES[0], "k/none"), timed=time(TimeVerdict.SLOWER, 1.1, base_us=51_000.4))
+    text = markdown([timed], info(), {}, {})
+    assert "| 51,000 | 56,100 |" in text and "e+04" not in text
+    assert text.count("**SLOWER**") == 3  # what to look at, the case's cell, the table of times
 
 
 def test_what_failed_before_is_shown_on_both_sides() -> None:

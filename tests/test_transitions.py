@@ -214,7 +214,25 @@ VOID = dataclasses.replace(made(Change.UNKNOWN), detail="inputs differ: q")
 IDLE = Transition(Pairing(CASE, ARM, ARM), Change.UNKNOWN, base=Verdict.SKIPPED, candidate=Verdict.SKIPPED)
 
 
+def of_j(*verdicts: Verdict, kind: Change = Change.STILL_BAD, detail: str = "", margins: dict[str, float] | None = None) -> Transition:
+    """Of another kernel than the others."""
+    return Transition(Pairing(CASE, "j/none", "j/none"), kind, detail, *verdicts, margins_before=margins or {}, margins_after=margins or {})
+
+
+NEVER = of_j(Verdict.FAILED, Verdict.FAILED, detail="FAILED ModuleNotFoundError in phase prepare: No module named 'x'")
+WRONG = of_j(Verdict.FAILED, Verdict.FAILED, detail="FAILED reference: over budget", margins={"out": 2.0})
+BLIND = of_j(Verdict.VACUOUS, Verdict.VACUOUS, kind=Change.SAME, detail="vacuous in base and candidate")
+
+
 @pytest.mark.parametrize(("found", "code", "said"), [
+    ([NEVER], 4, "nothing was tested of j: FAILED ModuleNotFoundError in phase prepare: No module named 'x'; nothing is known to be worse"),
+    ([SAME, NEVER, NEVER], 4, "nothing was tested of j: FAILED ModuleNotFoundError"),
+    ([SAME, WRONG], 4, "j passed on neither side: FAILED reference"),
+    ([SAME, BLIND], 4, "nothing was tested of j: vacuous"),
+    ([NEVER, of_j(Verdict.PASSED, Verdict.PASSED, kind=Change.SAME)], 0, "1 failed before and still do"),
+    ([NEVER, of_j(Verdict.FAILED, Verdict.PASSED, kind=Change.FIXED)], 0, "1 failed before and still do"),
+    ([SLOW, NEVER], 3, "1 of 1 times are SLOWER; besides, nothing was tested of j"),
+    ([made(Change.CRASH), NEVER], 1, "1 new crash; besides, nothing was tested of j"),
     ([], 5, "nothing was compared"),
     ([IDLE], 5, "nothing was compared"),
     ([SAME, IDLE], 0, "nothing got worse in 1 comparison"),
