@@ -93,7 +93,7 @@ def read_side(text: str) -> Given:
     if (path / "gate.json").is_file():
         raise EnvironmentProblem(f"{text} is a gate's folder; its {text}/base and {text}/candidate are run folders")
     python = path / "bin" / "python" if (path / "pyvenv.cfg").is_file() else path
-    found = shutil.which(str(python))
+    found = shutil.which(str(python.absolute() if os.sep in text else python))  # a Path forgets that it began with ./
     if found:
         return Given(text, Kind.INTERPRETER, os.path.abspath(found))  # not resolved: a venv's python is a link to another's
     if any((path / name).is_file() for name in PROJECT_FILES) or (path.is_file() and path.suffix in (".whl", ".gz", ".zip")):

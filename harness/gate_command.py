@@ -76,6 +76,8 @@ def gate(base: Base, candidate: Candidate, cases: Cases = None, suite: GateSuite
          load: Load = None, broken: Broken = False, timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False,
          launches: Launches = 0, keep_outputs: Keep = False, runs: Runs = Path("runs"), markdown: MarkdownFile = None) -> None:
     """Compare two environments case by case: what broke, which numbers changed, what got slower. Exit 0 only if nothing got worse."""
+    if markdown and not markdown.parent.is_dir():
+        fail(f"--markdown {markdown}: no such folder as {markdown.parent}")
     given = [given_side(text, name) for text, name in zip((base, candidate), SIDES)]
     stored = [open_run(Path(side.place)) if side.kind is Kind.RUN_FOLDER else None for side in given]
     texts = case_list(cases, suite, stored)

@@ -48,6 +48,8 @@ class GateInfo(msgspec.Struct):
     threearm: str = ""
     schema: int = SCHEMA
     finished: str = ""
+    count: int = -1
+    """Of the comparisons, once it is finished."""
 
 
 class GateFolder:
@@ -91,8 +93,18 @@ class GateFolder:
                 folder.transitions.append(msgspec.json.decode(line, type=Transition))
             except msgspec.DecodeError as error:
                 raise RunError(f"{file} line {number}: {error}") from None
+        folder.check()
         folder.sides = {name: RunFolder.load(path / name) for name in ("base", "candidate")}
         return folder
+
+    def check(self) -> None:
+        """Raise RunError where the file of comparisons is not what the gate left: a verdict on a part of it would be another."""
+        if self.info.schema > SCHEMA:
+            raise RunError(f"{self.path}/gate.json: schema {self.info.schema} is of a newer threearm; this one knows {SCHEMA}")
+        if len({found.pairing for found in self.transitions}) < len(self.transitions):
+            raise RunError(f"{self.path}/comparisons.jsonl: a comparison is there twice")
+        if self.info.finished and self.info.count not in (-1, len(self.transitions)):
+            raise RunError(f"{self.path}/comparisons.jsonl has {len(self.transitions)} comparisons, the gate left {self.info.count}")
 
     def records(self, side: str) -> dict[tuple[str, str], Record]:
         """The records of base or candidate, by case and arm."""
@@ -113,7 +125,7 @@ class GateFolder:
 
     def finish(self, complete: bool) -> None:
         """Write the transitions with what has become known of them since (their times), and the end into gate.json if it is one."""
-        self.info.finished = now() if complete else ""
+        self.info.finished, self.info.count = now() if complete else "", len(self.transitions)
         try:
             self._replace("comparisons.jsonl", b"".join(msgspec.json.encode(each) + b"\n" for each in self.transitions))
             self.save_info()

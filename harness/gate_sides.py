@@ -81,7 +81,7 @@ def at_work(side: SideInfo, folder: RunFolder, settings: Settings) -> Live:
 def not_passed_on(sides: list[SideInfo], shell: Mapping[str, str] = os.environ) -> list[str]:
     """Notes: variables of this shell that a live side's workers do not get. threearm's own interpreter keeps them."""
     told: dict[str, list[str]] = {}
-    for variable in (name for name in FOREIGN if shell.get(name)):
+    for variable in (name for name in FOREIGN if name != "VIRTUAL_ENV" and shell.get(name)):
         live = {name: side for name, side in zip(SIDES, sides) if side.kind == LIVE}
         given = [name for name, side in live.items()
                  if any(word.startswith(f"{variable}=") for word in side.options["worker"]["environment"])]

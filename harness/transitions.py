@@ -193,7 +193,7 @@ def risen(found: Transition) -> str:
     if found.change is not Change.NUMBERS:
         return ""
     pairs = {output: (found.margins_before.get(output), after) for output, after in found.margins_after.items()}
-    told = [f"{output} {before:.2g} -> {after:.2g}" for output, (before, after) in pairs.items() if before is not None and after > before
+    told = [f"{output} {before:.3g} -> {after:.3g}" for output, (before, after) in pairs.items() if before is not None and after > before
             and ((after > HIGH >= before) or (after >= RISEN and after >= 2 * before))]
     return ", ".join(told)
 
@@ -251,7 +251,9 @@ def outcome(transitions: list[Transition], bitwise: bool = False, void: Sequence
     invalid = times[TimeVerdict.INVALID]
     slower, unresolved = (f"{times[kind]:,} {kind.value}" if times[kind] else "" for kind in (TimeVerdict.SLOWER, TimeVerdict.UNRESOLVED))
     unknown = _counts(compared, lambda found: found.change is Change.UNKNOWN)
-    bare = untested(transitions if named else compared)
+    bare = untested(transitions if named else compared, named)
+    if not wrong and not any(map(met, compared)):
+        return VOID, f"no arm ran on both sides: {compared[0].detail}"
     if wrong or invalid:
         kinds = {change for change, _ in wrong}
         left = collections.Counter(found.change for found in compared if was_given_up(found))
@@ -269,15 +271,22 @@ def outcome(transitions: list[Transition], bitwise: bool = False, void: Sequence
     return OK, f"nothing got worse in {of}" + _warnings(compared)
 
 
-def untested(transitions: list[Transition]) -> str:
+def met(found: Transition) -> bool:
+    """Whether both sides ran."""
+    return not {None, Verdict.SKIPPED} & {found.base, found.candidate}
+
+
+def untested(transitions: list[Transition], named: bool) -> str:
     """The pairs of kernels of which nothing passed on either side, and why: a kernel that cannot be imported anywhere fails as it did
-    before, and nothing is known of it. "" where each passed somewhere."""
+    before, and nothing is known of it. named: also those that ran on one side alone. "" where there is none."""
     pairs: dict[tuple[str, str], list[Transition]] = {}
     for found in transitions:
         pairs.setdefault((found.pairing.base.rpartition("/")[0], found.pairing.candidate.rpartition("/")[0]), []).append(found)
     told = []
     for (base, candidate), group in pairs.items():
-        if not any(Verdict.PASSED in (found.base, found.candidate) for found in group):
+        if named and any(map(was_compared, group)) and not any(map(met, group)) and not any(found.change in WORSE for found in group):
+            told.append(f"{candidate} ran on one side alone: {group[0].detail[:LONGEST]}")
+        elif not any(Verdict.PASSED in (found.base, found.candidate) for found in group):
             name, why = base if base == candidate else f"{base}={candidate}", group[0].detail.removeprefix(NOT_RUN)
             judged = any(Verdict.FAILED in (each.base, each.candidate) and (each.margins_before or each.margins_after) for each in group)
             why = why if len(why) <= LONGEST else f"{why[:LONGEST - 1]}…"
@@ -294,5 +303,7 @@ def _counts(transitions: list[Transition], wanted: Callable[[Transition], bool])
 def _warnings(compared: list[Transition]) -> str:
     """What is no reason to stop, yet must be known."""
     numbers, bad = (sum(found.change is change for found in compared) for change in (Change.NUMBERS, Change.STILL_BAD))
-    told = [f"{numbers:,} gave other numbers, within budget" if numbers else "", f"{bad:,} failed before and still do" if bad else ""]
+    new = [found for found in compared if found.change is Change.NEW_ARM]
+    told = [f"{in_words(Change.NEW_ARM, len(new))}, {new[0].detail[:LONGEST]}" if new else "",
+            f"{numbers:,} gave other numbers, within budget" if numbers else "", f"{bad:,} failed before and still do" if bad else ""]
     return "".join(f"; {text}" for text in told if text)

@@ -210,8 +210,8 @@ def times(transitions: list[Transition], info: GateInfo, room: Room) -> str:
         return f"#### Times\n\nNot compared: {reason}." if reason else ""
     tables = []
     for contract, each in rows.items():
-        medians = [f"{side}, us\n({contract})" for side in ("base", "candidate")]
-        tables.append(markdown_table(["case", "arm", *medians, "change [interval]", "verdict", "threshold, floor",
+        medians = [f"{side}, median us\n({contract})" for side in ("base", "candidate")]
+        tables.append(markdown_table(["case", "arm", *medians, "change of pairs of bursts [interval]", "verdict", "threshold, floor",
                                       "pairs of processes + confirming; samples"], each[:room.rows]))
     return "\n\n".join(["#### Times", *tables])
 

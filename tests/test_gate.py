@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,27 @@ def test_a_line_that_was_cut_does_not_count(faulty: Gated, tmp_path: Path) -> No
     assert done.code == 1 and "incomplete" in done.text and done.lines[0].startswith("INCOMPLETE (exit 1): cut short")
 
 
+@pytest.mark.parametrize(("change", "told"), [
+    (lambda lines: lines[:-1], "comparisons.jsonl has 35 comparisons, the gate left 36"),
+    (lambda lines: [*lines, lines[0]], "a comparison is there twice"),
+])
+def test_a_finished_gate_that_was_changed_is_not_judged(faulty: Gated, tmp_path: Path, change: Callable[[list[str]], list[str]],
+                                                        told: str) -> None:
+    shutil.copytree(faulty.folder.path, folder := tmp_path / "changed")
+    lines = (folder / "comparisons.jsonl").read_text().splitlines(keepends=True)
+    (folder / "comparisons.jsonl").write_text("".join(change(lines)))
+    done = threearm("report", str(folder))
+    assert done.code == 2 and told in done.text
+
+
+def test_a_gate_of_a_newer_threearm_is_not_read(faulty: Gated, tmp_path: Path) -> None:
+    shutil.copytree(faulty.folder.path, folder := tmp_path / "newer")
+    info = json.loads((folder / "gate.json").read_bytes())
+    (folder / "gate.json").write_text(json.dumps({**info, "schema": 99}))
+    done = threearm("report", str(folder))
+    assert done.code == 2 and "schema 99 is of a newer threearm" in done.text
+
+
 def test_a_gate_that_was_killed_before_it_knew_anything(faulty: Gated, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     shutil.copytree(faulty.folder.path, folder)
@@ -194,7 +216,7 @@ SHELL = {"PYTHONPATH": "/x", "VIRTUAL_ENV": "/v", "HOME": "/h"}
 
 
 @pytest.mark.parametrize(("base", "candidate", "notes"), [
-    (("/b", ()), ("/c", ()), ["PYTHONPATH, VIRTUAL_ENV of this shell is not passed on: --base-env, --candidate-env"]),
+    (("/b", ()), ("/c", ()), ["PYTHONPATH of this shell is not passed on: --base-env, --candidate-env"]),
     (("/b", ("PYTHONPATH=/x", "VIRTUAL_ENV=/v")), ("/c", ("VIRTUAL_ENV=",)),
      ["PYTHONPATH of this shell is not passed on: --candidate-env"]),
     ((sys.executable, ()), ("/c", ("VIRTUAL_ENV=/v",)),
@@ -380,6 +402,7 @@ def test_a_side_that_cannot_run_workers_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (("--base", "/no/such/python", "--candidate", sys.executable), "no such file"),
+    (("--base", sys.executable, "--candidate", sys.executable, "--markdown", "/no/such/page.md"), "no such folder as /no/such"),
     (("--base", sys.executable, "--candidate", sys.executable, "--base-env", "X"), "NAME=VALUE"),
     (("--base", sys.executable, "--candidate", sys.executable, "--suite", "no-such-suite"), "no-such-suite"),
     (("--base", sys.executable, "--candidate", sys.executable, "--device", "tpu"), "--device tpu"),

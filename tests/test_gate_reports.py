@@ -341,7 +341,7 @@ def test_the_page_has_everything() -> None:
                  "  as flash_mla/none above",
                  "new NaN, in the base PASSED: NaN in out: reference", "[5, 1, 511]  want -0.1032  got nan",
                  "new hang, in the base PASSED\nTIMEOUT  flash_mla/metadata", "out 0.31 -> 0.95<br>lse 0.12 -> 0.125<br>**risen**",
-                 "1: 400, 2: 12", "base, us<br>(span, L2 flushed)", "3 + 0; 360, 1 throttled",
+                 "1: 400, 2: 12", "base, median us<br>(span, L2 flushed)", "3 + 0; 360, 1 throttled",
                  "2 %, 1 us<br>calibrated: 12 A/A comparisons, 0 fired, sees 3.1 %",
                  "| flash_mla/metadata | 1 | not run on either side: takes bf16, the case is fp8 |",
                  "`threearm gate --base sgl-flash-mla==1.0.0`"):

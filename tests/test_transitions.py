@@ -211,6 +211,7 @@ def made(kind: Change, time: TimeVerdict | None = None) -> Transition:
 SAME, SLOW = made(Change.SAME), made(Change.SAME, TimeVerdict.SLOWER)
 UNSURE, INVALID = made(Change.SAME, TimeVerdict.UNRESOLVED), made(Change.SAME, TimeVerdict.INVALID)
 VOID = dataclasses.replace(made(Change.UNKNOWN), detail="inputs differ: q")
+NEW = dataclasses.replace(made(Change.NEW_ARM), base=Verdict.SKIPPED, detail="not run in the base: not installed")
 IDLE = Transition(Pairing(CASE, ARM, ARM), Change.UNKNOWN, base=Verdict.SKIPPED, candidate=Verdict.SKIPPED)
 
 
@@ -240,6 +241,8 @@ BLIND = of_j(Verdict.VACUOUS, Verdict.VACUOUS, kind=Change.SAME, detail="vacuous
     ([SAME, made(Change.STILL_BAD)], 0, "1 failed before and still do"),
     ([made(Change.NEW_ARM), made(Change.FIXED)], 0, "nothing got worse in 2 comparisons"),
     ([dataclasses.replace(made(Change.NEW_WRONG), candidate=Verdict.FAILED)], 1, "1 of 1 comparison got worse: 1 new arm fails"),
+    ([NEW], 5, "no arm ran on both sides: not run in the base: not installed"),
+    ([SAME, NEW], 0, "nothing got worse in 2 comparisons; 1 new arm, not run in the base: not installed"),
     ([SAME, made(Change.UNKNOWN)], 4, "1 not comparable"),
     ([UNSURE, SAME], 4, "times 1 UNRESOLVED"),
     ([UNSURE, SLOW], 3, "1 of 2 times are SLOWER"),
@@ -251,6 +254,13 @@ BLIND = of_j(Verdict.VACUOUS, Verdict.VACUOUS, kind=Change.SAME, detail="vacuous
 def test_the_worst_decides(found: list[Transition], code: int, said: str) -> None:
     assert exit_code(found) == code
     assert said in outcome(found)[1]
+
+
+def test_a_kernel_that_was_asked_for_and_ran_on_one_side_alone_is_told() -> None:
+    other = dataclasses.replace(NEW, pairing=Pairing(CASE, "q/none", "q/none"))
+    assert outcome([SAME, other]) == (0, "nothing got worse in 2 comparisons; 1 new arm, not run in the base: not installed")
+    code, said = outcome([SAME, other], named=True)
+    assert code == 4 and said.startswith("q ran on one side alone: not run in the base: not installed; nothing is known to be worse")
 
 
 @pytest.mark.parametrize("kind", Change)
