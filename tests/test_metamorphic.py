@@ -214,7 +214,7 @@ def test_what_differs_together_but_not_alone_is_told() -> None:
     assert found["written"].verdict is Verdict.FAILED
     assert found["written"].detail.startswith("equal alone, but not together with guards, rows-permuted, q-scaled")
     assert found["padded"].verdict is found["q-scaled"].verdict is Verdict.PASSED
-    once = iter([False] * 7 + [True])
+    once = iter([False] * 10 + [True])
     found = run(text, moved(1.0, lambda p: next(once, False)))
     assert found["written"].verdict is Verdict.FLAKY and " once, not again: " in found["written"].detail
 
