@@ -1,4 +1,4 @@
-"""What a side of a gate may be given as, and the environments made for requirements: one venv each, kept in a cache.
+"""The environments made for the pip requirements of a gate: one venv each, kept in a cache.
 
 Parent side. docs/gate.md explains it.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import enum
 import fcntl
 import hashlib
 import importlib.metadata
@@ -30,29 +29,16 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from harness.client import FOREIGN
+from harness.given import EnvironmentProblem
 
 WHEELS = "https://download.pytorch.org/whl/"
 """Where builds of torch are that PyPI does not have; a version's local part (+cpu, +cu128) names the folder."""
 DONE = "made.json"
 """Written last: an environment without it is half made, and made anew."""
-COMPARATORS = re.compile(r"[=<>~!]=|[<>]|@")
-PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 PINNED = re.compile(r"#(.*&)?sha256=[0-9a-f]{64}|@[0-9a-f]{40}(#|$)")
 """In a word: the content is named by its hash."""
 BUILT = ("build", "dist", ".git")
 """Folders at the top of a source tree that building it, or git, writes to. They are no part of its contents."""
-
-
-class Kind(enum.Enum):
-    """What a side was given as."""
-
-    INTERPRETER = "interpreter"
-    REQUIREMENT = "requirement"
-    RUN_FOLDER = "run folder"
-
-
-class EnvironmentProblem(Exception):
-    """A side that is none of these, or an environment that cannot be made: one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,39 +60,6 @@ class Package:
 
 class PipProblem(Exception):
     """pip ended with an error: its last line."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """A side as it was given, and what it is. place: the interpreter's path, the requirement's words, or the folder's path."""
-
-    text: str
-    kind: Kind
-    place: str
-
-
-def read_side(text: str) -> Given:
-    """What a side is: a run folder, an interpreter (or the folder of a venv), or a pip requirement. Raises EnvironmentProblem."""
-    path = Path(text).expanduser()
-    if (path / "run.json").is_file():
-        return Given(text, Kind.RUN_FOLDER, str(path))
-    if (path / "gate.json").is_file():
-        raise EnvironmentProblem(f"{text} is a gate's folder; its {text}/base and {text}/candidate are run folders")
-    python = path / "bin" / "python" if (path / "pyvenv.cfg").is_file() else path
-    found = shutil.which(str(python.absolute() if os.sep in text else python))  # a Path forgets that it began with ./
-    if found:
-        return Given(text, Kind.INTERPRETER, os.path.abspath(found))  # not resolved: a venv's python is a link to another's
-    if any((path / name).is_file() for name in PROJECT_FILES) or (path.is_file() and path.suffix in (".whl", ".gz", ".zip")):
-        return Given(text, Kind.REQUIREMENT, shlex.quote(str(path.resolve())))
-    if path.exists():
-        raise EnvironmentProblem(f"{text} is neither an interpreter, nor a run folder, nor a package")
-    if not COMPARATORS.search(text) and ("/" in text or not re.fullmatch(r"[\w.\-\[\],]+", text)):
-        raise EnvironmentProblem(f"{text}: no such file")
-    if re.fullmatch(r"(python|pypy)[\d.]*", text):
-        raise EnvironmentProblem(f"{text}: no such interpreter on PATH")
-    if re.fullmatch(r"[\w.\-]+", text):  # a mistyped folder would fetch a stranger's package of that name
-        raise EnvironmentProblem(f"{text}: no such file or interpreter; for a package write {text}==VERSION")
-    return Given(text, Kind.REQUIREMENT, text)
 
 
 def make(requirement: str, inherit: bool, say: Callable[[str], None] = lambda line: None, cache: Path | None = None) -> str:

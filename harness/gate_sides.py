@@ -11,9 +11,10 @@ import msgspec
 
 from harness.asking import Settings
 from harness.client import FOREIGN, Unfit, WorkerDied, WorkerOptions
-from harness.environments import EnvironmentProblem, Given, Kind, make, read_side
+from harness.environments import make
 from harness.gate import Live
 from harness.gate_folder import LIVE, STORED, SideInfo
+from harness.given import EnvironmentProblem, Given, Kind, read_side
 from harness.options import NOTHING_RAN, errors, fail, stored_options
 from harness.runfolder import RunFolder, revision
 from harness.runner import Runner, describe

@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from arms import sparse_prefill_kernel
-from arms.kernel import KERNELS, Launch, Problem, load_package
+from arms.kernel import KERNELS, Launch, Outputs, Problem, load_package
 
 load_package("arms.sparse_prefill")
 NAME, SHARE = os.environ.get("THREEARM_PLANTED", "torch_blocks 0.10").split()
@@ -103,31 +104,26 @@ def planted_cached(p: Problem) -> Launch:
     return cached
 
 
-@sparse_prefill_kernel("planted_stale", requires=RIGHT.requires, convention=RIGHT.convention, promise=RIGHT.promise)
-def planted_stale(p: Problem) -> Launch:
-    """Wrong from the twentieth launch on, which the checks do not reach."""
+def from_the_20th(p: Problem, late: Callable[[Outputs], Outputs]) -> Launch:
+    """Right for as many launches as the checks make, then what `late` makes of it."""
     launch, count = RIGHT.prepare(p), [0]
 
-    def stale(length: torch.Tensor | None) -> Any:
+    def counted(length: torch.Tensor | None) -> Outputs:
         count[0] += 1
-        out, max_logits, lse = launch(length)
-        return (out * 2 if count[0] > 20 else out), max_logits, lse
+        outputs = launch(length)
+        return late(outputs) if count[0] > 20 else outputs
 
-    return stale
+    return counted
+
+
+@sparse_prefill_kernel("planted_stale", requires=RIGHT.requires, convention=RIGHT.convention, promise=RIGHT.promise)
+def planted_stale(p: Problem) -> Launch:
+    return from_the_20th(p, lambda outputs: (outputs[0] * 2, outputs[1], outputs[2]))
 
 
 @sparse_prefill_kernel("planted_death", requires=RIGHT.requires, convention=RIGHT.convention, promise=RIGHT.promise)
 def planted_death(p: Problem) -> Launch:
-    """Ends its process at the twentieth launch."""
-    launch, count = RIGHT.prepare(p), [0]
-
-    def dying(length: torch.Tensor | None) -> Any:
-        count[0] += 1
-        if count[0] > 20:
-            os._exit(3)
-        return launch(length)
-
-    return dying
+    return from_the_20th(p, lambda outputs: os._exit(3))
 
 
 CACHED, DIES, STALE = 7, 11, 13

@@ -16,7 +16,8 @@ import pytest
 from wheels import wheel
 
 from harness import environments
-from harness.environments import DONE, EnvironmentProblem, Kind, fingerprint, make, read_side, torch_version, torch_words
+from harness.environments import DONE, fingerprint, make, torch_version, torch_words
+from harness.given import EnvironmentProblem, Kind, read_side
 
 
 @pytest.fixture(autouse=True)
