@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable
 
 from cases import family_of
-from harness.comparison import Pairing, Round, Rule, TimeComparison, TimeVerdict
-from harness.sampling import AUTO, BASE, CANDIDATE, Plan, Progress, Sampled, Side, one_generation
+from harness.comparison import BASE, CANDIDATE, SIDES, Pairing, Round, Rule, TimeComparison, TimeVerdict
+from harness.sampling import AUTO, Plan, Progress, Sampled, Side, one_generation
 from harness.stats import estimate, judge, narrow, suspect
 from harness.watch import Watch, slowed
 
@@ -124,7 +124,7 @@ def _other_outputs(sampled: Sampled, checked: tuple[dict[str, str], dict[str, st
     """Which side's last timed call gave other outputs than the checked one, or "". A choice of keys may differ by ties: a note."""
     if checked is None:
         return ""
-    for side, want in zip((BASE, CANDIDATE), checked):
+    for side, want in zip(SIDES, checked):
         for got in sampled.outputs[side]:
             other = [name for name, fingerprint in got.items() if want.get(name, fingerprint) != fingerprint]
             if other and family_of(sampled.pairing.case) == "indexer_topk":

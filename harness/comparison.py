@@ -9,6 +9,8 @@ import enum
 
 from harness.verdicts import Check, Verdict
 
+SIDES = BASE, CANDIDATE = "base", "candidate"
+
 
 class TimeVerdict(str, enum.Enum):
     """What the times of a base and a candidate say together (harness/stats.py)."""

@@ -12,12 +12,12 @@ from typing import Any
 
 from harness.client import WorkerOptions
 from harness.comparing import Interrupted, compare
-from harness.comparison import Change, Pairing, Rule, TimeComparison, Transition
+from harness.comparison import BASE, CANDIDATE, SIDES, Change, Pairing, Rule, TimeComparison, Transition
 from harness.gate_folder import GateFolder
 from harness.record import Record
 from harness.runfolder import RunFolder
 from harness.runner import Runner, cases_of
-from harness.sampling import BASE, CANDIDATE, Plan
+from harness.sampling import Plan
 from harness.sampling import Side as TimedSide
 from harness.transitions import transition
 from harness.verdicts import Check, Verdict
@@ -212,7 +212,7 @@ class Gate:
         def outputs(pairing: Pairing) -> tuple[dict[str, str], dict[str, str]]:
             return before[pairing.case, pairing.base].outputs, after[pairing.case, pairing.candidate].outputs
 
-        logs = [Path(self.folder.path, side, "worker.log") for side in (BASE, CANDIDATE)]
+        logs = [Path(self.folder.path, side, "worker.log") for side in SIDES]
         sides = TimedSide(timing.base, logs[0]), TimedSide(timing.candidate, logs[1])
 
         def keep(found: dict[Pairing, TimeComparison]) -> None:

@@ -11,11 +11,11 @@ import typer
 
 from harness.asking import Settings
 from harness.client import Unfit
-from harness.comparison import Pairing, Rule
+from harness.comparison import SIDES, Pairing, Rule
 from harness.gate import Gate, Pair, Side, Stored, Timing
 from harness.gate_folder import STORED, GateFolder, GateInfo, SideInfo
 from harness.gate_pairs import all_pairs, named_pairs
-from harness.gate_sides import SIDES, at_work, given_side, live_options, live_side, loaded, not_passed_on, recorded_arms, stored_side
+from harness.gate_sides import at_work, given_side, live_options, live_side, loaded, not_passed_on, recorded_arms, stored_side
 from harness.given import Kind
 from harness.options import (
     NOTHING_RAN,

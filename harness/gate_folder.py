@@ -4,16 +4,15 @@ line), outputs/ (while they are compared). docs/gate.md explains it.
 from __future__ import annotations
 
 import datetime
-import os
 import secrets
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness.comparison import Transition
+from harness.comparison import SIDES, Transition
 from harness.record import SCHEMA, Record
-from harness.runfolder import RunError, RunFolder, RunInfo, now
+from harness.runfolder import RunError, RunFolder, RunInfo, append_line, as_json, now, replace_file
 
 LIVE, STORED = "environment", "run folder"
 
@@ -94,7 +93,7 @@ class GateFolder:
             except msgspec.DecodeError as error:
                 raise RunError(f"{file} line {number}: {error}") from None
         folder.check()
-        folder.sides = {name: RunFolder.load(path / name) for name in ("base", "candidate")}
+        folder.sides = {name: RunFolder.load(path / name) for name in SIDES}
         return folder
 
     def check(self) -> None:
@@ -112,22 +111,18 @@ class GateFolder:
 
     def save_info(self) -> None:
         """Write gate.json, by way of a temporary file, so that it is never half written. Raises OSError."""
-        self._replace("gate.json", msgspec.json.format(msgspec.json.encode(self.info)) + b"\n")
+        replace_file(self.path / "gate.json", as_json(self.info))
 
     def add(self, transition: Transition) -> None:
         """Append one line. Raises RunError if the disk takes no more."""
-        try:
-            with open(self.path / "comparisons.jsonl", "ab") as file:
-                file.write(msgspec.json.encode(transition) + b"\n")
-        except OSError as error:
-            raise RunError(f"cannot write {self.path}/comparisons.jsonl: {error.strerror}") from None
+        append_line(self.path / "comparisons.jsonl", transition)
         self.transitions.append(transition)
 
     def finish(self, complete: bool) -> None:
         """Write the transitions with what has become known of them since (their times), and the end into gate.json if it is one."""
         self.info.finished, self.info.count = now() if complete else "", len(self.transitions)
         try:
-            self._replace("comparisons.jsonl", b"".join(msgspec.json.encode(each) + b"\n" for each in self.transitions))
+            replace_file(self.path / "comparisons.jsonl", b"".join(msgspec.json.encode(each) + b"\n" for each in self.transitions))
             self.save_info()
         except OSError as error:
             raise RunError(f"cannot write into {self.path}: {error.strerror}") from None
@@ -135,11 +130,6 @@ class GateFolder:
     def write(self, name: str, text: str) -> None:
         """A text file in the folder. Raises RunError."""
         try:
-            self._replace(name, text.encode())
+            replace_file(self.path / name, text.encode())
         except OSError as error:
             raise RunError(f"cannot write {self.path}/{name}: {error.strerror}") from None
-
-    def _replace(self, name: str, content: bytes) -> None:
-        temporary = self.path / f"{name}.new"
-        temporary.write_bytes(content)
-        os.replace(temporary, self.path / name)

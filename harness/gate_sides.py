@@ -11,6 +11,7 @@ import msgspec
 
 from harness.asking import Settings
 from harness.client import FOREIGN, Unfit, WorkerDied, WorkerOptions
+from harness.comparison import SIDES
 from harness.environments import make
 from harness.gate import Live
 from harness.gate_folder import LIVE, STORED, SideInfo
@@ -18,8 +19,6 @@ from harness.given import EnvironmentProblem, Given, Kind, read_side
 from harness.options import NOTHING_RAN, errors, fail, stored_options
 from harness.runfolder import RunFolder, revision
 from harness.runner import Runner, describe
-
-SIDES = ("base", "candidate")
 
 
 def given_side(text: str, name: str) -> Given:

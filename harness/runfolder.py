@@ -1,6 +1,7 @@
 """A run's folder: run.json (what was asked, on what machine) and records.jsonl (what came out, a line an arm and case)."""
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import hashlib
@@ -115,19 +116,13 @@ class RunFolder:
         """Write run.json, by way of a temporary file, so that it is never half written."""
         if self.path is None:
             return
-        temporary = self.path / "run.json.new"
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.info)) + b"\n")
-        os.replace(temporary, self.path / "run.json")
+        replace_file(self.path / "run.json", as_json(self.info))
 
     def add(self, record: Record) -> None:
         """Append one record. Raises RunError if the disk takes no more."""
         record.extra = {name: value for name, value in record.extra.items() if math.isfinite(value)}  # JSON has no other
         if self.path is not None:
-            try:
-                with open(self.path / "records.jsonl", "ab") as file:
-                    file.write(msgspec.json.encode(record) + b"\n")
-            except OSError as error:
-                raise RunError(f"cannot write {self.path}/records.jsonl: {error.strerror}") from None
+            append_line(self.path / "records.jsonl", record)
         self.records.append(record)
 
     def output_file(self, record: Record) -> Path | None:
@@ -145,6 +140,32 @@ class RunFolder:
             self.save_info()
         except OSError as error:
             raise RunError(f"cannot write {self.path}/run.json: {error.strerror}") from None
+
+
+def as_json(value: Any) -> bytes:
+    """For people to read, too."""
+    return msgspec.json.format(msgspec.json.encode(value)) + b"\n"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file by way of a temporary one, so that it is never half written. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.new")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def append_line(file: Path, value: Any) -> None:
+    """Append a value as one line of JSON. Raises RunError if the disk takes no more."""
+    try:
+        with open(file, "ab") as handle:
+            handle.write(msgspec.json.encode(value) + b"\n")
+    except OSError as error:
+        raise RunError(f"cannot write {file}: {error.strerror}") from None
 
 
 def output_name(record: Record) -> str:

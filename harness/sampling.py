@@ -18,10 +18,9 @@ from typing import Any
 from cases import parse_case
 from harness.asking import seconds_allowed
 from harness.client import WorkerDied, WorkerOptions, WorkerProcess
-from harness.comparison import Burst, Pairing, Round
+from harness.comparison import BASE, CANDIDATE, SIDES, Burst, Pairing, Round
 from harness.watch import POWER_CAP, SLOWDOWN, Reading, Watch
 
-BASE, CANDIDATE = "base", "candidate"
 FEWEST, MOST = 5, 200  # samples in a burst
 CLOCKS_APART = 0.01
 """How far the clocks of two sides may lie apart in a round. A difference of so much in time is no longer the kernel's."""
@@ -98,7 +97,7 @@ class Generation:
             self._told(sampled)
             count = self._count(sampled)
             rounds = [self._round(pairing, number, count) for number in range(self.plan.rounds)]
-            for side in (BASE, CANDIDATE):
+            for side in SIDES:
                 sampled.outputs[side].append(self._ask(side, pairing, "released", op="release")["outputs"])
             sampled.seconds += time.monotonic() - began
             return rounds
@@ -208,12 +207,12 @@ def unclean(bursts: list[Burst], watch: Watch) -> str:
         return " and ".join(names)
     if not all(found.clocks for found in bursts):
         return "no clock was read"
-    clocks = {side: statistics.fmean(mhz for found in bursts if found.side == side for mhz in found.clocks) for side in (BASE, CANDIDATE)}
+    clocks = {side: statistics.fmean(mhz for found in bursts if found.side == side for mhz in found.clocks) for side in SIDES}
     if min(clocks.values()) < LOWEST_CLOCK * watch.most_mhz:
         return f"clock below {LOWEST_CLOCK:.0%} of {watch.most_mhz} MHz"
     if max(clocks.values()) > (1 + CLOCKS_APART) * min(clocks.values()):
-        capped = " under the power cap" if any(found.reasons & POWER_CAP for found in bursts) else ""
-        return f"clocks more than {CLOCKS_APART:.0%} apart{capped}"
+        why = " under the power cap" if any(found.reasons & POWER_CAP for found in bursts) else ""
+        return f"clocks more than {CLOCKS_APART:.0%} apart{why}"
     return ""
 
 
@@ -235,7 +234,7 @@ def sample_pairs(pairings: list[Pairing], base: Side, candidate: Side, plan: Pla
 
 
 def one_generation(active: list[Sampled], sides: dict[str, Side], plan: Plan, number: int,
-                watch: Watch) -> Iterator[tuple[Sampled, list[Round]]]:
+                   watch: Watch) -> Iterator[tuple[Sampled, list[Round]]]:
     """One generation of every pairing. Wheels that export the same symbols must not meet: each pair of kernels has its own processes."""
     groups: dict[tuple[str, str], list[Sampled]] = {}
     for sampled in active:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 
 from scipy.special import stdtrit
 
-from harness.comparison import Burst, Estimate, Round, Rule, TimeVerdict
+from harness.comparison import BASE, CANDIDATE, Burst, Estimate, Round, Rule, TimeVerdict
 from harness.words import counted
 
-BASE, CANDIDATE = "base", "candidate"
 FEWEST = 2
 """Processes that an interval needs."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from harness.comparison import Estimate, Pairing, Round, Rule
+from harness.runfolder import as_json, replace_file
 from harness.stats import estimate, same, suspect
 from harness.words import counted
 
@@ -184,11 +184,8 @@ def usable(found: CaseThreshold) -> bool:
 
 
 def save(stored: Thresholds, path: Path) -> None:
-    """Write the file by way of a temporary one, so that it is never half written. Raises ThresholdError."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    """Write the file as a whole or not at all. Raises ThresholdError."""
     try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
-        os.replace(temporary, path)
+        replace_file(path, as_json(stored))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ThresholdError(f"cannot write {path}: {error.strerror}") from None

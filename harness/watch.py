@@ -77,10 +77,12 @@ class Watch:
         return self.readings[max(0, first - 1):last]
 
     def strangers(self, ours: set[int]) -> list[int]:
-        """Processes that compute on this GPU and are not `ours`. [] where that cannot be told (containers hide them)."""
+        """Processes that compute on this GPU and are not `ours`. [] where that cannot be told: in a container they are hidden, or named as
+        the host knows them, which shows in that ours are not among them."""
         nvml: Any = self._nvml
         with contextlib.suppress(Exception):
-            return [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(self._handle) if p.pid not in ours]
+            there = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
+            return sorted(there - ours) if there & ours else []
         return []
 
     def __enter__(self) -> Watch:

@@ -34,7 +34,7 @@ from harness.timing import Timed, Untimed, measure
 from harness.trial import synchronize
 from harness.verdicts import Verdict, worst
 
-ARM_PHASES = ("prepare", "first launch", "launch", "timing")
+ARM_PHASES = ("prepare", "first launch", "launch", "timing", "sample")
 """Phases in which what happens is the arm's doing; in the others it is the harness's."""
 
 
@@ -58,6 +58,7 @@ class Worker:
         self.digests: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
         self.held: Held | None = None
+        self.held_name = ""
         self.comparable: Callable[[Any], dict[str, torch.Tensor]] = dict
 
     def send(self, event: str, **fields: Any) -> None:
@@ -96,8 +97,9 @@ class Worker:
         self.trial = None
         self._make(case, fp64)
         current = [""]
-        self.trial = trial = FAMILIES[kernel.family].trial(kernel, self.inputs, self.expected, self.digests,
+        trial = FAMILIES[kernel.family].trial(kernel, self.inputs, self.expected, self.digests,
                                               lambda phase: self.phase(current[0], phase))
+        self.trial = trial
         trial.launches = launches or trial.launches
         to_time: list[str] = []
         spoiled = False
@@ -133,11 +135,10 @@ class Worker:
         self.held = None
         if case != self.made:
             self._make_inputs(case)
-        full_name = f"{name}/{arm}"
-        self.phase(full_name, "first launch" if kernel.requires.entry else "prepare")
+        self.held_name = f"{name}/{arm}"
+        self.phase(self.held_name, "first launch" if kernel.requires.entry else "prepare")
         timed, self.comparable = family.timed(kernel, self.inputs, arm)
         self.held = held(timed, contract, flush, self.device)
-        self.phase(full_name, "idle")
         least_us, least_of = least(family.work(self.inputs), machine(self.device))
         self.send("held", inputs=self.digests, us=self.held.us, host_us=self.held.host_us, hidden=self.held.hidden, least_us=least_us,
                   least_of=least_of, gpu=gpu_uuid(self.device), pid=os.getpid())
@@ -145,6 +146,7 @@ class Worker:
     def sample(self, count: int) -> None:
         """Time the held arm `count` times."""
         assert self.held
+        self.phase(self.held_name, "sample")
         us, begin, end = self.held.burst(count)
         self.send("sampled", us=us, begin=begin, end=end)
 

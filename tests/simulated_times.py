@@ -12,9 +12,9 @@ import pytest
 
 from harness import comparing
 from harness.client import WorkerOptions
-from harness.comparison import Burst, Estimate, Pairing, Round, Rule, TimeVerdict
+from harness.comparison import BASE, CANDIDATE, Burst, Estimate, Pairing, Round, Rule, TimeVerdict
 from harness.sampling import Plan, Sampled, Side
-from harness.stats import BASE, CANDIDATE, estimate, judge, narrow, suspect
+from harness.stats import estimate, judge, narrow, suspect
 
 US = 100.0
 SAMPLES = 9

@@ -12,8 +12,8 @@ import pytest
 from harness import sampling
 from harness.client import Unfit, WorkerOptions
 from harness.comparing import Interrupted, compare
-from harness.comparison import Burst, Pairing, Rule, TimeVerdict
-from harness.sampling import BASE, CANDIDATE, Plan, Side, burst, sample_pairs, unclean
+from harness.comparison import BASE, CANDIDATE, Burst, Pairing, Rule, TimeVerdict
+from harness.sampling import Plan, Side, burst, sample_pairs, unclean
 from harness.watch import Reading, Watch
 
 PLANTED = str(Path(__file__).parent / "planted.py")
@@ -88,7 +88,7 @@ def test_what_cannot_be_and_what_does_not_end_well_is_invalid(tmp_path: Path) ->
     found = compare([cached, dead, stale, right], side(tmp_path), side(tmp_path), QUICK, lambda _: Rule(0.9, 20.0),
                     outputs=lambda pairing: ({}, checked if pairing == stale else {}))
     assert found[cached].verdict is TimeVerdict.INVALID and "is the least for" in found[cached].why
-    assert found[dead].verdict is TimeVerdict.INVALID and "candidate: CRASHED: exit code 3" in found[dead].why
+    assert found[dead].verdict is TimeVerdict.INVALID and "candidate: CRASHED: exit code 3 in phase sample" in found[dead].why
     assert found[stale].verdict is TimeVerdict.INVALID and "candidate: out of the last timed call" in found[stale].why
     assert found[right].verdict is not TimeVerdict.INVALID and found[right].estimate is not None
     assert found[right].stopped and found[right].samples and found[right].contract == "wall"

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from simulated_times import AABB, ABBA, FEWEST, MACHINES, MOST, Machine, generations, heavy, normal, verdicts, verdicts_otherwise
 
-from harness.comparison import Burst, Estimate, Round, Rule, TimeVerdict
+from harness.comparison import BASE, CANDIDATE, Burst, Estimate, Round, Rule, TimeVerdict
 from harness.stats import (
-    BASE,
-    CANDIDATE,
     clean,
     estimate,
     geometric_mean,

@@ -79,6 +79,7 @@ def test_strangers_are_processes_of_others(nvml: Nvml) -> None:
         assert watch.strangers({1}) == []
         watch.open("GPU-1")
         assert watch.strangers({1}) == [2]
+        assert watch.strangers({7, 8}) == [], "numbers of another namespace"
 
 
 def test_a_gpu_that_cannot_be_read_says_why(nvml: Nvml) -> None:
