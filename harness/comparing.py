@@ -11,6 +11,8 @@ from harness.sampling import AUTO, Plan, Progress, Sampled, Side, one_generation
 from harness.stats import estimate, judge, narrow, suspect
 from harness.watch import Watch, slowed
 
+TIME_IS_UP = "time is up (--within)"
+
 
 def compare(pairings: list[Pairing], base: Side, candidate: Side, plan: Plan, rule_of: Callable[[Pairing], Rule],
             progress: Progress = lambda done, of, what: None,
@@ -32,7 +34,7 @@ def compare(pairings: list[Pairing], base: Side, candidate: Side, plan: Plan, ru
 
         def judged() -> dict[Pairing, TimeComparison]:
             return {pairing: _judged(s, rule_of(pairing), plan, candidate, watch, outputs(pairing) if outputs else None)
-                    for pairing, s in todo.items() if s.generations or s.died}
+                    for pairing, s in todo.items() if s.generations or s.died or s.stopped}
 
         try:
             run.sample(list(todo.values()), "generations")
@@ -69,6 +71,8 @@ class _Sampling:
                 if rounds:
                     getattr(sampled, phase).append(rounds)
                 self.progress(number, self.plan.most, f"timing, {phase}, processes {number + 1}  {sampled.pairing.case}")
+                if self.plan.time_is_up():
+                    break
             number += 1
 
     def _over(self, sampled: Sampled, generations: list[list[Round]], seconds: float) -> bool:
@@ -78,6 +82,8 @@ class _Sampling:
         sampled.stopped = ""
         if sampled.died:
             sampled.stopped = "a side could not be timed"
+        elif plan.time_is_up():
+            sampled.stopped = TIME_IS_UP
         elif len(generations) >= plan.processes:
             if narrow(estimate(generations, rule.confidence), rule):
                 sampled.stopped = "the interval is narrow enough"

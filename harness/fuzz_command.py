@@ -7,7 +7,6 @@ import datetime
 import difflib
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +37,7 @@ from harness.options import (
     choose,
     console,
     fail,
+    in_seconds,
     replay_options,
     say,
     usable,
@@ -53,7 +53,6 @@ from reports import failure
 MOST_WORKERS = 2  # for one kernel on a GPU: more processes take turns on the device, and each launch waits for its turn
 SHOWN_WHERE = 3  # lines of a shrunk failure that say where it was as drawn
 Options = Callable[[Record], list[str]]  # what a replay line of a record needs besides
-UNITS = {"s": 1, "m": 60, "h": 3600}
 
 Duration = Annotated[str, typer.Option("--time", help="How long cases are drawn: 90s, 10m, 2h.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same cases, in the same order for each kernel.")]
@@ -140,16 +139,6 @@ def loaded(kernels: list[dict[str, Any]], options: WorkerOptions) -> dict[str, s
     own = {kernel["name"] for kernel in ask(dataclasses.replace(options, load=()), [])["kernels"]}
     words = "".join(f" --load {Path(file).name}" for file in options.load)
     return {kernel["name"]: words for kernel in kernels if kernel["name"] not in own}
-
-
-def in_seconds(option: str, text: str) -> float:
-    """`90s`, `10m` or `2h` in seconds, and 0; exit 2 for anything else."""
-    if text == "0":
-        return 0.0
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if not found:
-        fail(f"{option} {text}: allowed is a number with s, m or h, for example 10m")
-    return float(found[1]) * UNITS[found[2]]
 
 
 def default_workers(device: str, kernels: int) -> int:

@@ -5,6 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -32,6 +33,7 @@ from harness.options import (
     console,
     errors,
     fail,
+    in_seconds,
     open_run,
     progress_bar,
     read_cases,
@@ -61,6 +63,7 @@ Bitwise = Annotated[bool, typer.Option("--bitwise", help="Other bits are somethi
 GateTime = Annotated[str, typer.Option("--time", help="span, wall, none, or auto: on cuda span, on cpu wall.")]
 ThresholdFile = Annotated[Path | None, typer.Option("--thresholds", help="What `threearm calibrate` wrote on this machine.")]
 Seconds = Annotated[float, typer.Option("--seconds", min=0.1, help="Timing of one arm on one case takes no longer, once it has enough.")]
+Within = Annotated[str, typer.Option("--within", help="No more is timed after so long, such as 5m; what is open then is UNRESOLVED.")]
 Processes = Annotated[int, typer.Option("--processes", min=2, help="Pairs of fresh processes that times are taken from, at least.")]
 BaseEnv = Annotated[list[str] | None, typer.Option("--base-env", help="NAME=VALUE in the base's environment; repeat for several.")]
 CandidateEnv = Annotated[list[str] | None, typer.Option("--candidate-env", help="The same in the candidate's.")]
@@ -71,13 +74,15 @@ Runs = Annotated[Path, typer.Option(help="Where run folders are made.")]
 
 
 def gate(base: Base, candidate: Candidate, cases: Cases = None, suite: GateSuite = "", arm: PairArms = None, bitwise: Bitwise = False,
-         time: GateTime = "auto", thresholds: ThresholdFile = None, seconds: Seconds = 5.0, processes: Processes = 3,
-         base_env: BaseEnv = None, candidate_env: CandidateEnv = None, inherit: Inherit = False, device: Device = "auto",
-         load: Load = None, broken: Broken = False, timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False,
-         launches: Launches = 0, keep_outputs: Keep = False, runs: Runs = Path("runs"), markdown: MarkdownFile = None) -> None:
+         time: GateTime = "auto", thresholds: ThresholdFile = None, seconds: Seconds = 5.0, within: Within = "",
+         processes: Processes = 3, base_env: BaseEnv = None, candidate_env: CandidateEnv = None, inherit: Inherit = False,
+         device: Device = "auto", load: Load = None, broken: Broken = False, timeout: Timeout = 0.0, memory: Memory = 0.0,
+         fp64: Fp64 = False, launches: Launches = 0, keep_outputs: Keep = False, runs: Runs = Path("runs"),
+         markdown: MarkdownFile = None) -> None:
     """Compare two environments case by case: what broke, which numbers changed, what got slower. Exit 0 only if nothing got worse."""
     if markdown and not markdown.parent.is_dir():
         fail(f"--markdown {markdown}: no such folder as {markdown.parent}")
+    limit = in_seconds("--within", within) if within else 0.0
     given = [given_side(text, name) for text, name in zip((base, candidate), SIDES)]
     stored = [open_run(Path(side.place)) if side.kind is Kind.RUN_FOLDER else None for side in given]
     texts = case_list(cases, suite, stored)
@@ -99,7 +104,7 @@ def gate(base: Base, candidate: Candidate, cases: Cases = None, suite: GateSuite
     contract, why_not = contract_of(time, described)
     rule_of = rules(thresholds, described[1], contract)
     info = gate_info(texts, pairs, described, {"bitwise": bitwise, "time": contract or why_not, "settings": dataclasses.asdict(settings),
-                                               "thresholds": str(thresholds or ""), "named": bool(arm)})
+                                               "thresholds": str(thresholds or ""), "within": limit, "named": bool(arm)})
     info.notes += [f"the {name}'s run had not finished" for run, name in zip(stored, SIDES) if run and not run.info.finished]
     info.notes += [*gone, *not_passed_on(described)]
     try:
@@ -108,7 +113,7 @@ def gate(base: Base, candidate: Candidate, cases: Cases = None, suite: GateSuite
         fail(str(error))
     sides = [Stored(run, folder.sides[name]) if run else at_work(side, folder.sides[name], settings)
              for run, side, name in zip(stored, described, SIDES)]
-    plan = Plan(contract, processes, most=max(9, processes), seconds=seconds, timeout=timeout)
+    plan = Plan(contract, processes, most=max(9, processes), seconds=seconds, timeout=timeout, until=monotonic() + limit if limit else 0.0)
     timing = Timing(live_options(described[0]), live_options(described[1]), plan, rule_of) if contract else None
     execute(folder, (sides[0], sides[1]), pairs, timing, keep_outputs, markdown)
 

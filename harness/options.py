@@ -29,6 +29,7 @@ DECISIVE = ("TRITON_INTERPRET",)
 """Environment variables that decide how a kernel runs, so that a repeat line has to set them."""
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
 USAGE, NOTHING_RAN, INTERRUPTED = 2, 5, 130
+UNITS = {"s": 1, "m": 60, "h": 3600}
 PAUSE = 30.0  # seconds between two lines of progress where stdout is no terminal
 
 console = Console(width=None if sys.stdout.isatty() else 130, emoji=False)  # emoji: `cuda:-1:` would be shown as a thumb down
@@ -69,6 +70,16 @@ def fail(message: str, code: int = USAGE) -> NoReturn:
     """One line on stderr, and the exit code."""
     errors.print(f"threearm: {message}", style="red", highlight=False, markup=False)
     raise typer.Exit(code)
+
+
+def in_seconds(option: str, text: str) -> float:
+    """`90s`, `10m` or `2h` in seconds, and 0; exit 2 for anything else."""
+    if text == "0":
+        return 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not found:
+        fail(f"{option} {text}: allowed is a number with s, m or h, for example 10m")
+    return float(found[1]) * UNITS[found[2]]
 
 
 def read_cases(texts: list[str] | None, suite: str, settings: str) -> list[str]:

@@ -45,7 +45,8 @@ class Side:
 class Plan:
     """How much is sampled. processes: pairs of fresh processes to begin with, and in a confirming round; most: at most so many;
     rounds: ABBA rounds in each; burst_ms: what a burst takes, roughly; seconds: a pairing's time, after which no more processes are
-    started for it; flush: whether the L2 is flushed before every sample; timeout: seconds without an answer, 0 from the case's work."""
+    started for it; flush: whether the L2 is flushed before every sample; timeout: seconds without an answer, 0 from the case's work;
+    until: on the clock of time.monotonic, when all sampling ends, 0 for never."""
 
     contract: str = "auto"
     processes: int = 3
@@ -55,6 +56,11 @@ class Plan:
     seconds: float = 5.0
     flush: bool = True
     timeout: float = 0.0
+    until: float = 0.0
+
+    def time_is_up(self) -> bool:
+        """Whether nothing more is to be sampled of anything."""
+        return bool(self.until) and time.monotonic() >= self.until
 
 
 @dataclasses.dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from harness import sampling
 from harness.client import Unfit, WorkerOptions
-from harness.comparing import Interrupted, compare
+from harness.comparing import TIME_IS_UP, Interrupted, compare
 from harness.comparison import BASE, CANDIDATE, Burst, Pairing, Rule, TimeVerdict
 from harness.sampling import Plan, Side, burst, sample_pairs, unclean
 from harness.watch import Reading, Watch
@@ -108,6 +109,22 @@ def test_an_interrupt_leaves_what_was_sampled_until_then(tmp_path: Path) -> None
     found = stopped.value.comparisons
     assert [len(found[pairing].processes) for pairing in (one, two)] == [2, 1]
     assert found[one].estimate is not None and found[two].verdict is TimeVerdict.UNRESOLVED
+
+
+def test_nothing_is_timed_any_more_once_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock strikes when the second pairing has had its first pair of processes: the first two have one each, the third has none,
+    and each has its verdict all the same."""
+    some = [Pairing(f"{CASE},seed={seed}", "torch_blocks/none", "torch_blocks/none") for seed in (1, 2, 3)]
+    struck: list[str] = []
+    monkeypatch.setattr(Plan, "time_is_up", lambda plan: len(struck) >= 2)
+    found = compare(some, side(tmp_path), side(tmp_path), QUICK, rule, lambda number, most, what: struck.append(what))
+    assert [len(found[pairing].processes) for pairing in some] == [1, 1, 0]
+    assert all(found[pairing].verdict is TimeVerdict.UNRESOLVED and found[pairing].stopped == TIME_IS_UP for pairing in some)
+
+
+@pytest.mark.parametrize(("until", "up"), [(0.0, False), (-1.0, True), (60.0, False)])
+def test_time_is_up_at_its_moment(until: float, up: bool) -> None:
+    assert Plan(until=until and time.monotonic() + until).time_is_up() is up
 
 
 # --- which rounds count ------------------------------------------------------------------------------------------------------
