@@ -82,8 +82,6 @@ class _Sampling:
         sampled.stopped = ""
         if sampled.died:
             sampled.stopped = "a side could not be timed"
-        elif plan.time_is_up():
-            sampled.stopped = TIME_IS_UP
         elif len(generations) >= plan.processes:
             if narrow(estimate(generations, rule.confidence), rule):
                 sampled.stopped = "the interval is narrow enough"
@@ -91,6 +89,8 @@ class _Sampling:
                 sampled.stopped = f"{len(generations)} pairs of processes"
             elif seconds >= plan.seconds:
                 sampled.stopped = f"time cap of {plan.seconds:g} s"
+        if not sampled.stopped and plan.time_is_up():
+            sampled.stopped = TIME_IS_UP
         return bool(sampled.stopped)
 
 
