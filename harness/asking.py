@@ -219,6 +219,8 @@ class Asker:
                     self.held = {(case, f"{name}/{arm}") for arm in arms}
                     return
         except WorkerDied as death:
+            if self.stopped:  # that was us, and no arm's doing
+                raise
             waiting = {arm: dataclasses.replace(r, note="not timed: another arm ended the worker") for arm, r in waiting.items()}
             if death.phase == "timing":
                 waiting = {arm: dataclasses.replace(r, verdict=death.verdict, detail=death.detail) for arm, r in waiting.items()}
@@ -230,6 +232,8 @@ class Asker:
     def _worker(self) -> WorkerProcess:
         if self.worker is None:
             self.worker = WorkerProcess(self.options, self.log)
+            if self.stopped:  # meanwhile: stop() found no worker to end
+                self.worker.end_process()
         return self.worker
 
     def close(self) -> None:

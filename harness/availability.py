@@ -125,7 +125,8 @@ def described(kernel: AnyKernel, device: torch.device, cases: list[str]) -> dict
             refused[text] = {arm: reason for arm, reason in reasons.items() if reason}
     return {
         "name": kernel.name, "family": kernel.family, "arms": list(kernel.arms), "version": version_of(kernel.requires.distribution),
-        "why_not": why, "imports": kernel.requires.entry, "requires": requirements(kernel),
+        "why_not": why, "imports": kernel.requires.entry, "device": kernel.requires.device,
+        "capability": [list(version) for version in kernel.requires.capability], "requires": requirements(kernel),
         "promise": kernel.promises(None if why else device), "convention": "" if isinstance(kernel, TopkKernel) else str(kernel.convention),
         "fits": dataclasses.asdict(fits(kernel)), "refused": refused,
         "limits": [dataclasses.asdict(limit) for limit in kernel.requires.limits]}

@@ -11,7 +11,8 @@ import torch
 
 from arms.kernel import Outputs, SkipPromise
 from harness.compare import bits_differ, margin, ulp_distance, ulp_histogram, values_differ
-from harness.locate.localise import Rows, localise
+from harness.locate.localise import Rows
+from harness.locate.picture import locate
 from harness.verdicts import Check, Verdict
 from references.sparse_prefill import Expected
 
@@ -36,7 +37,8 @@ def against_reference(got: Outputs, expected: Expected, rows: Rows) -> Check:
         # Told where most of it shows; a row's norm says less than its elements.
         widest = max(wrong, key=lambda name: (name != "out row norm", float(wrong[name].float().mean())))
         bad, name = wrong[widest], "out" if widest == "out row norm" else widest
-        check.where = [f"in {widest}:", *localise(bad, rows)]
+        locate(check, bad, rows, widest)
+        check.where.insert(0, f"in {widest}:")
         if widest == "out row norm":
             bad = bad[..., None] & (ratios["out"] == ratios["out"].amax(-1, keepdim=True))
         check.first = first_elements(bad, got[NAMES.index(name)], getattr(expected, name), getattr(expected, f"{name}_budget"))
@@ -85,7 +87,8 @@ def sentinels(got: Outputs, rows: Rows, handed: str) -> Check | None:
         wrong.append(f"{name} is not {want:g} in {int(bad.sum()):,}")
         check.bad += int(bad.sum())
         if check.verdict is Verdict.PASSED:
-            check.verdict, check.where = Verdict.FAILED, localise(bad, rows)
+            check.verdict = Verdict.FAILED
+            locate(check, bad, rows, name)
             check.first = first_elements(bad, value, torch.full_like(value, want))
     if wrong:
         check.detail = f"rows without a valid key, topk_length {handed}: {'; '.join(wrong)}"
@@ -106,7 +109,8 @@ def same(name: str, got: Outputs, other: Outputs, rows: Rows, labels: tuple[str,
             continue
         notes.append(f"{output} differs in {int(bad.sum())} of {bad.numel()}")
         if check.verdict is Verdict.PASSED:
-            check.verdict, check.where = verdict, localise(bad, rows)
+            check.verdict = verdict
+            locate(check, bad, rows, output)
             check.first = first_elements(bad, left, right, names=labels)
             check.ulp = ulp_histogram(left, right, bad)
         check.bad += int(bad.sum())
@@ -158,7 +162,8 @@ def near(name: str, got: Outputs, other: Outputs, expected: Expected, rows: Rows
         check.total += ratio.numel()
         if check.margins[output] > 1 and check.verdict is Verdict.PASSED:
             bad = ratio > 1
-            check.verdict, check.bad, check.where = Verdict.FAILED, int(bad.sum()), localise(bad, rows)
+            check.verdict, check.bad = Verdict.FAILED, int(bad.sum())
+            locate(check, bad, rows, output)
             check.detail = f"{output}: the arms differ by {check.margins[output]:.3g} times two budgets"
             check.first = first_elements(bad, left, right, budget, names=labels)
     return check
@@ -195,6 +200,6 @@ def lengths(source: str, length: torch.Tensor | None, exact: dict[str, torch.Ten
         if bool(bad.any()):
             check.verdict, check.bad, check.detail = Verdict.FAILED, int(bad.sum()), problem
             check.first = first_elements(bad, length, scan, names=(source, "exact backscan"))
-            check.where = localise(bad[:, None], rows)
+            locate(check, bad[:, None], rows, "topk_length")
             break
     return check

@@ -8,20 +8,24 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.table import Column, Table
 
-from cases import family_of, format_case, parse_case
-from harness.asking import Settings
+from cases import format_case, parse_case
+from harness.asking import Progress, Settings
 from harness.calibrate_command import calibrate
 from harness.client import Unfit, WorkerDied, WorkerOptions
+from harness.doctor_command import doctor
+from harness.evidence_command import evidence
 from harness.fuzz_command import fuzz
-from harness.gate_command import gate, report_gate
+from harness.gate_command import gate
+from harness.history_command import history
 from harness.limits_command import limits
+from harness.many import ManyRunner, in_words, on_gpu
+from harness.merge_command import merge_folders
 from harness.mutants_command import mutants
 from harness.options import (
     INTERRUPTED,
@@ -33,6 +37,8 @@ from harness.options import (
     Device,
     Environment,
     Fp64,
+    Gpus,
+    Junit,
     Launches,
     Load,
     Memory,
@@ -41,6 +47,7 @@ from harness.options import (
     Python,
     Samples,
     SaveOutputs,
+    Shard,
     Suite,
     Time,
     Timeout,
@@ -52,24 +59,25 @@ from harness.options import (
     errors,
     fail,
     open_run,
+    part_of,
     progress_bar,
     read_cases,
+    read_gpus,
     replay_options,
     say,
     stored_options,
     with_environment,
     worker_options,
 )
+from harness.report_command import after_run, must_have_folder, report, show
 from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now, revision
 from harness.runner import Runner, cases_of, probe
 from harness.sanitize import TOOLS
 from harness.sanitize_command import replay_sanitized, sanitizer
-from reports import cells, evidence, failure, table
+from reports import cells, failure
 
-SHOWN_FAILURES = 10
 LONGEST = 90
 TAIL = 30  # lines of the worker's log that replay shows after an exception
-UNRESOLVED = 4
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Differential correctness and performance harness for sparse-attention kernels.")
@@ -80,43 +88,50 @@ def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm
         broken: Broken = False, settings: Overrides = "",
         time: Time = "auto", samples: Samples = 30,
         timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, time_wrong: TimeWrong = False, launches: Launches = 0,
-        save_outputs: SaveOutputs = False,
+        save_outputs: SaveOutputs = False, shard: Shard = "", gpus: Gpus = "",
         runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
-        resume: Annotated[Path | None, typer.Option(help="Go on with this run folder; its own options hold.")] = None) -> None:
+        resume: Annotated[Path | None, typer.Option(help="Go on with this run folder; its own options hold.")] = None,
+        junit: Junit = None) -> None:
     """Take cases through every available arm: table, records, exit code."""
+    must_have_folder(junit, "--junit")
     if resume:
-        sources = {name: context.get_parameter_source(name) for name in context.params if name != "resume"}
+        sources = {name: context.get_parameter_source(name) for name in context.params if name not in ("resume", "junit")}
         if any(source and source.name == "COMMANDLINE" for source in sources.values()):
             fail("--resume goes on with the run's own cases, arms and options: give it alone")
-        resume_run(resume)
-    texts = read_cases(cases, suite, settings)
+        resume_run(resume, junit)
+    whole = read_cases(cases, suite, settings)
+    texts = part_of(whole, shard)
     options = worker_options(device, load, broken, arm, memory)
-    description = ask(options, texts)
+    description = ask(options, whole)
     options = dataclasses.replace(options, device=description["device"])
-    kernels = choose(description["kernels"], texts, arm, broken)
+    kernels = choose(description["kernels"], whole, arm, broken)
     if not kernels:
         fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
     plan = Settings(contract_for(time, options.device), samples, fp64, timeout, time_wrong, launches, save_outputs=save_outputs)
+    lanes = read_gpus(gpus, device, description, plan.contract)
+    if lanes and not memory:
+        options = dataclasses.replace(options, memory=options.memory // len(lanes))
     unavailable = {k["name"]: k["why_not"] for k in description["kernels"] if not arm and k["why_not"] and cases_of(k, texts)}
-    info = RunInfo(now(), sys.argv, texts, kernels, {**description["machine"], "threearm": revision()},
-                   {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(plan), "unavailable": unavailable})
+    part = {**({"shard": shard, "whole": whole} if shard else {}), **({"gpus": lanes} if lanes else {})}
+    info = RunInfo(now(), sys.argv, texts, kernels, {**description["machine"], **in_words(lanes), "threearm": revision()},
+                   {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(plan), "unavailable": unavailable, **part})
     try:
         folder = RunFolder.create(runs, info)
     except RunError as error:
         fail(str(error))
-    execute(folder, options, plan)
+    execute(folder, options, plan, junit)
 
 
-def resume_run(path: Path) -> NoReturn:
+def resume_run(path: Path, junit: Path | None = None) -> NoReturn:
     """Go on with a run, as it was asked for."""
     folder = open_run(path, repair=True)
     options, plan = stored_options(folder)
     if options is None or plan is None:
         fail(f"{path}/run.json: its options do not say how the run was started")
-    execute(folder, options, plan)
+    execute(folder, options, plan, junit)
 
 
-def execute(folder: RunFolder, options: WorkerOptions, plan: Settings) -> NoReturn:
+def execute(folder: RunFolder, options: WorkerOptions, plan: Settings, junit: Path | None = None) -> NoReturn:
     """Run, show the table and what failed, and exit."""
     total = sum(len(cases_of(kernel, folder.info.cases)) * len(kernel["arms"]) for kernel in folder.info.kernels)
     with progress_bar(console) as bar:
@@ -134,7 +149,7 @@ def execute(folder: RunFolder, options: WorkerOptions, plan: Settings) -> NoRetu
                     f"go on with: {shlex.join(['threearm', 'run', '--resume', str(folder.path)])}")
 
         try:
-            Runner(folder, options, plan, folder.info.kernels, progress).run()
+            runner_of(folder, options, plan, progress).run()
         except KeyboardInterrupt:
             bar.stop()
             errors.print(f"interrupted: {kept()}", highlight=False, markup=False)
@@ -143,30 +158,15 @@ def execute(folder: RunFolder, options: WorkerOptions, plan: Settings) -> NoRetu
             bar.stop()
             fail(f"{error}; {kept()}", NOTHING_RAN)
     show(folder, options, plan)
-    raise typer.Exit(exit_code(folder.records))
+    raise typer.Exit(after_run(folder, exit_code(folder.records), junit))
 
 
-def show(folder: RunFolder, options: WorkerOptions | None, plan: Settings | None) -> None:
-    """The run as a person reads it: machine, table, what did not pass, summary, where it is kept."""
-    machine = folder.info.machine
-    say("  ".join(f"{key} {machine[key]}" for key in ("gpu", "gpu not used", "cpu", "driver", "torch") if key in machine), style="dim")
-    console.print(table.terminal(folder.records))
-    bad = [record for record in folder.records if record.verdict not in failure.HARMLESS]
-    for text in failure.describe_all(bad[:SHOWN_FAILURES], lambda record: replay_options(record, options, plan)):
-        say(text)
-    if len(bad) > SHOWN_FAILURES:
-        say(f"... and {len(bad) - SHOWN_FAILURES} more that did not pass; all: threearm report {folder.path} --failures")
-    log = folder.path / "worker.log" if folder.path else None
-    if log and log.is_file() and any(map(failure.raised, bad)):
-        say(f"tracebacks: {log}")
-    say(failure.summary(folder.records))
-    unmet = [family_of(case) for case in folder.info.cases if not any(cases_of(kernel, [case]) for kernel in folder.info.kernels)]
-    for family, count in Counter(unmet).items():
-        say(f"{count} case{'s' if count > 1 else ''} of {family} {'were' if count > 1 else 'was'} not run: "
-            "no chosen kernel is of that family")
-    for name, why in folder.info.options.get("unavailable", {}).items():
-        say(f"not available: {name}: {why}", style="dim")
-    say(f"records: {folder.path}")
+def runner_of(folder: RunFolder, options: WorkerOptions, plan: Settings, progress: Progress) -> Runner | ManyRunner:
+    """What runs it: on one device, or on the GPUs that it was asked for."""
+    gpus = folder.info.options.get("gpus")
+    if gpus:
+        return ManyRunner(folder, [on_gpu(options, index) for index in gpus], plan, progress)
+    return Runner(folder, options, plan, folder.info.kernels, progress)
 
 
 @app.command()
@@ -256,31 +256,10 @@ def replay(case: Annotated[str, typer.Argument(help="A case text.")],
     raise typer.Exit(exit_code(records))
 
 
-@app.command()
-def report(folder: Annotated[Path, typer.Argument(help="A run folder, or a gate's.")],
-           markdown: Annotated[bool, typer.Option(help="The whole run as Markdown, for a pull request.")] = False,
-           failures: Annotated[bool, typer.Option(help="Every record that did not pass, in full.")] = False) -> None:
-    """Show a stored run, or a stored gate, again. Needs no GPU."""
-    if (folder / "gate.json").is_file():
-        report_gate(folder, markdown, failures)
-    stored = open_run(folder)
-    options, plan = stored_options(stored)
-    if markdown:
-        print(evidence.page(stored.info, stored.records), end="")
-    elif failures:
-        bad = [record for record in stored.records if record.verdict not in failure.HARMLESS]
-        for text in failure.describe_all(bad, lambda record: replay_options(record, options, plan)):
-            say(text)
-    else:
-        show(stored, options, plan)
-    if not stored.info.finished:
-        errors.print(f"incomplete: this run has {len(stored.records)} records and has not finished", markup=False)
-        raise typer.Exit(exit_code(stored.records) or UNRESOLVED)
-    raise typer.Exit(exit_code(stored.records))
-
-
-for command in (mutants, fuzz, limits, gate, calibrate):  # here, since --help lists commands in this order
+# here, since --help lists commands in this order
+for command in (report, history, mutants, fuzz, limits, gate, calibrate, evidence, doctor):
     app.command()(command)
+app.command("merge")(merge_folders)
 
 
 def main() -> None:

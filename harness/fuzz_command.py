@@ -36,6 +36,7 @@ from harness.options import (
     ask,
     choose,
     console,
+    errors,
     fail,
     in_seconds,
     replay_options,
@@ -44,21 +45,27 @@ from harness.options import (
     worker_options,
 )
 from harness.pool import Pool
+from harness.ray_pool import RayPool
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder, RunInfo, now, revision
+from harness.runner import describe, probe
 from harness.verdicts import Check, Verdict
 from harness.words import counted
 from reports import failure
 
 MOST_WORKERS = 2  # for one kernel on a GPU: more processes take turns on the device, and each launch waits for its turn
 SHOWN_WHERE = 3  # lines of a shrunk failure that say where it was as drawn
+EXECUTORS = ("local", "ray")
 Options = Callable[[Record], list[str]]  # what a replay line of a record needs besides
 
 Duration = Annotated[str, typer.Option("--time", help="How long cases are drawn: 90s, 10m, 2h.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same cases, in the same order for each kernel.")]
 Work = Annotated[int, typer.Option("--work", min=0, max=1 << 40,
                                    help="Dot products of a launch, at most (query rows x heads x width or keys); 0: for the device.")]
-Workers = Annotated[int, typer.Option("--workers", min=0, help="Worker processes for each kernel; 0: what the cores give.")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="Worker processes for each kernel; 0: what the cores give. "
+                                      "With ray: actors in all; 0: one a GPU or core of the cluster.")]
+Executor = Annotated[str, typer.Option("--executor", help="local: processes of this machine; ray: actors of a Ray cluster.")]
+RayAddress = Annotated[str, typer.Option("--ray-address", help="local: a Ray of this machine's own; auto or HOST:PORT: one that runs.")]
 Save = Annotated[bool, typer.Option("--save", help="Append what was found to cases/corpus/FAMILY.txt, on CUDA FAMILY-gpu.txt.")]
 ShrinkTime = Annotated[str, typer.Option("--shrink-time", help="How long one failure is shrunk: 60s, 5m; 0: not at all.")]
 StopAfter = Annotated[int, typer.Option("--stop-after", min=0, help="End after so many findings; 0: when time is up.")]
@@ -67,32 +74,85 @@ Runs = Annotated[Path, typer.Option("--runs", help="Where run folders are made."
 
 def fuzz(family: OfFamily = "", arm: Arms = None, time: Duration = "10m", device: Device = "auto", seed: Seed = 0, work: Work = 0,
          workers: Workers = 0, save: Save = False, shrink_time: ShrinkTime = "60s", stop_after: StopAfter = 0, load: Load = None,
-         broken: Broken = False, timeout: Timeout = 0.0, memory: Memory = 0.0, runs: Runs = Path("runs")) -> None:
+         broken: Broken = False, timeout: Timeout = 0.0, memory: Memory = 0.0, executor: Executor = "local",
+         ray_address: RayAddress = "local", runs: Runs = Path("runs")) -> None:
     """Generated cases through every available kernel until time is up; what fails is shrunk to a line that repeats it."""
+    allowed(executor, ray_address, device)
     if family and family not in FAMILIES:
         fail(f"--family {family}: families are {', '.join(FAMILIES)}")
     if importlib.util.find_spec("hypothesis") is None:
         fail("cases are drawn by hypothesis, which is not installed: pip install hypothesis", NOTHING_RAN)
     options = worker_options(device, load, broken, arm, memory)
     seconds, shrink_seconds = in_seconds("--time", time), in_seconds("--shrink-time", shrink_time)
-    described = ask(options, [])
-    suggest_broken(arm, described["kernels"], options)
-    options = dataclasses.replace(options, device=described["device"])
-    kernels = [usable(kernel, options) for kernel in chosen(described["kernels"], family, arm, broken)]
-    kernels = [kernel for kernel in kernels if kernel["arms"]]
-    if not kernels:
-        fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
-    plan, settings = Plan(options.device, seconds, seed, work, shrink_seconds, stop_after), Settings(timeout=timeout)
-    info = RunInfo(now(), sys.argv, [], kernels, {**described["machine"], "threearm": revision()},
-                   {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(settings), "fuzz": dataclasses.asdict(plan)})
-    count = workers or default_workers(options.device, len(kernels))
+    settings = Settings(timeout=timeout)
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(joined(options, settings, workers, memory, ray_address)) if executor == "ray" else None
+        described = ask(options, [], cluster.describe if cluster else describe)
+        suggest_broken(arm, described["kernels"], options)
+        options = dataclasses.replace(options, device=described["device"])
+        kernels = [usable(kernel, options, cluster.probe if cluster else probe)
+                   for kernel in chosen(described["kernels"], family, arm, broken)]
+        kernels = [kernel for kernel in kernels if kernel["arms"]]
+        if not kernels:
+            fail("no kernel can run here; `threearm arms` says why", NOTHING_RAN)
+        plan = Plan(options.device, seconds, seed, work, shrink_seconds, stop_after)
+        where = {"cluster": cluster.about} if cluster else {}
+        info = RunInfo(now(), sys.argv, [], kernels, {**described["machine"], **where, "threearm": revision()},
+                       {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(settings), "fuzz": dataclasses.asdict(plan)})
+        folder, campaign, interrupted = carried_out(plan, info, options, settings, workers, runs, cluster)
+    for text in all_told(campaign.findings, seed, lambda record: replay_options(record, options, settings)):
+        say(text)
+    if save and campaign.findings:
+        saved(campaign.findings, seed, "-gpu" if options.device.startswith("cuda") else "", loaded(described["kernels"], options))
+    say(("interrupted: " if interrupted else "") + summary(campaign))
+    if cluster and cluster.losses:
+        say(f"{counted(cluster.losses, 'actor')} of the cluster lost, each in the middle of a case, which was run again on another")
+    if campaign.failed:
+        say(f"every failure as drawn: threearm report {folder.path} --failures")
+    say(f"records: {folder.path}")
+    raise typer.Exit(exit_code(campaign, interrupted))
+
+
+def allowed(executor: str, ray_address: str, device: str) -> None:
+    """Exit 2 for an executor that there is not, or options that it does not take."""
+    if executor not in EXECUTORS:
+        fail(f"--executor {executor}: allowed is {' | '.join(EXECUTORS)}")
+    if executor == "local" and ray_address != "local":
+        fail(f"--ray-address {ray_address}: only with --executor ray")
+    if executor == "ray" and ":" in device:
+        fail(f"--device {device}: Ray gives each actor a GPU, allowed is auto | cpu | cuda")
+
+
+def joined(options: WorkerOptions, settings: Settings, count: int, memory: float, address: str) -> RayPool:
+    """A pool over a cluster, to be entered: it tells of each lost actor on stderr. Exit 5 where there is no such cluster."""
+    def tell(line: str) -> None:
+        errors.print(line, highlight=False, markup=False)
+
+    pool = RayPool(options if memory else dataclasses.replace(options, memory=0), settings, count, address, tell)
+    try:
+        pool.join()
+    except Unfit as error:
+        fail(str(error), NOTHING_RAN)
+    return pool
+
+
+def carried_out(plan: Plan, info: RunInfo, options: WorkerOptions, settings: Settings, workers: int, runs: Path,
+                cluster: RayPool | None) -> tuple[RunFolder, Campaign, bool]:
+    """The campaign, in a pool of this machine where there is no cluster; its folder, and whether it was interrupted. Exit 5 where it
+    cannot go on."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several workers would wait for each other's cores
     interrupted = False
     try:
         folder = RunFolder.create(runs, info)
         assert folder.path is not None
-        with Pool(options, settings, count, folder.path / "worker.log") as pool, watched() as tell:
-            campaign = Campaign(plan, kernels, pool, lambda record: keep(folder, record), tell)
+        log = folder.path / "worker.log"
+        pool: contextlib.AbstractContextManager[RayPool | Pool]
+        if cluster:
+            cluster.log, pool = log, contextlib.nullcontext(cluster)
+        else:
+            pool = Pool(options, settings, workers or default_workers(options.device, len(info.kernels)), log)
+        with pool as runner, watched() as tell:
+            campaign = Campaign(plan, info.kernels, runner, lambda record: keep(folder, record), tell)
             with contextlib.suppress(KeyboardInterrupt):
                 interrupted = True
                 campaign.run()
@@ -100,15 +160,7 @@ def fuzz(family: OfFamily = "", arm: Arms = None, time: Duration = "10m", device
         folder.finish()
     except (RunError, Unfit) as error:
         fail(str(error), NOTHING_RAN)
-    for text in all_told(campaign.findings, seed, lambda record: replay_options(record, options, settings)):
-        say(text)
-    if save and campaign.findings:
-        saved(campaign.findings, seed, "-gpu" if options.device.startswith("cuda") else "", loaded(described["kernels"], options))
-    say(("interrupted: " if interrupted else "") + summary(campaign))
-    if campaign.failed:
-        say(f"every failure as drawn: threearm report {folder.path} --failures")
-    say(f"records: {folder.path}")
-    raise typer.Exit(exit_code(campaign, interrupted))
+    return folder, campaign, interrupted
 
 
 def chosen(kernels: list[dict[str, Any]], family: str, arms: list[str] | None, broken: bool) -> list[dict[str, Any]]:
@@ -125,7 +177,7 @@ def suggest_broken(arms: list[str] | None, kernels: list[dict[str, Any]], option
     unknown = [name for name in (text.partition("/")[0] for text in arms or ()) if name not in {kernel["name"] for kernel in kernels}]
     if not unknown or options.broken:
         return
-    everything = [kernel["name"] for kernel in ask(dataclasses.replace(options, broken=True), [])["kernels"]]
+    everything = [kernel["name"] for kernel in ask(dataclasses.replace(options, broken=True, device="cpu"), [])["kernels"]]
     for name in unknown:
         near = difflib.get_close_matches(f"broken_{name}", everything, n=1, cutoff=0.9)
         if near:
@@ -136,7 +188,7 @@ def loaded(kernels: list[dict[str, Any]], options: WorkerOptions) -> dict[str, s
     """The option that brings a kernel along which the project has not, by its name: --load with the files' names."""
     if not options.load:
         return {}
-    own = {kernel["name"] for kernel in ask(dataclasses.replace(options, load=()), [])["kernels"]}
+    own = {kernel["name"] for kernel in ask(dataclasses.replace(options, load=(), device="cpu"), [])["kernels"]}
     words = "".join(f" --load {Path(file).name}" for file in options.load)
     return {kernel["name"]: words for kernel in kernels if kernel["name"] not in own}
 

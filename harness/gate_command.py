@@ -25,6 +25,7 @@ from harness.options import (
     Cases,
     Device,
     Fp64,
+    Junit,
     Launches,
     Load,
     Memory,
@@ -43,6 +44,7 @@ from harness.options import (
     worker_options,
 )
 from harness.record import Record
+from harness.report_command import after_run, must_have_folder
 from harness.runfolder import RunError, RunFolder, now, revision
 from harness.sampling import AUTO, Plan
 from harness.thresholds import ThresholdError, load, rule_for
@@ -78,10 +80,10 @@ def gate(base: Base, candidate: Candidate, cases: Cases = None, suite: GateSuite
          processes: Processes = 3, base_env: BaseEnv = None, candidate_env: CandidateEnv = None, inherit: Inherit = False,
          device: Device = "auto", load: Load = None, broken: Broken = False, timeout: Timeout = 0.0, memory: Memory = 0.0,
          fp64: Fp64 = False, launches: Launches = 0, keep_outputs: Keep = False, runs: Runs = Path("runs"),
-         markdown: MarkdownFile = None) -> None:
+         markdown: MarkdownFile = None, junit: Junit = None) -> None:
     """Compare two environments case by case: what broke, which numbers changed, what got slower. Exit 0 only if nothing got worse."""
-    if markdown and not markdown.parent.is_dir():
-        fail(f"--markdown {markdown}: no such folder as {markdown.parent}")
+    must_have_folder(markdown, "--markdown")
+    must_have_folder(junit, "--junit")
     limit = in_seconds("--within", within) if within else 0.0
     given = [given_side(text, name) for text, name in zip((base, candidate), SIDES)]
     stored = [open_run(Path(side.place)) if side.kind is Kind.RUN_FOLDER else None for side in given]
@@ -115,7 +117,7 @@ def gate(base: Base, candidate: Candidate, cases: Cases = None, suite: GateSuite
              for run, side, name in zip(stored, described, SIDES)]
     plan = Plan(contract, processes, most=max(9, processes), seconds=seconds, timeout=timeout, until=monotonic() + limit if limit else 0.0)
     timing = Timing(live_options(described[0]), live_options(described[1]), plan, rule_of) if contract else None
-    execute(folder, (sides[0], sides[1]), pairs, timing, keep_outputs, markdown)
+    execute(folder, (sides[0], sides[1]), pairs, timing, keep_outputs, markdown, junit)
 
 
 def case_list(cases: list[str] | None, suite: str, stored: list[RunFolder | None]) -> list[str]:
@@ -167,7 +169,7 @@ def cut_down(side: SideInfo, kernels: list[dict[str, Any] | None]) -> SideInfo:
 
 
 def execute(folder: GateFolder, sides: tuple[Side, Side], pairs: list[Pair], timing: Timing | None, keep_outputs: bool,
-            markdown: Path | None) -> NoReturn:
+            markdown: Path | None, junit: Path | None) -> NoReturn:
     """Run, write and show the result, and exit."""
     problem, told = "", NowAndThen(PAUSE)
     with progress_bar(errors) as bar:
@@ -195,7 +197,7 @@ def execute(folder: GateFolder, sides: tuple[Side, Side], pairs: list[Pair], tim
         problem = problem or str(error)
     except OSError as error:
         problem = problem or f"cannot write {markdown}: {error.strerror}"
-    code = show(folder)
+    code = after_run(folder, show(folder), junit)
     if problem:
         fail(problem, NOTHING_RAN)
     raise typer.Exit(code)
@@ -231,17 +233,12 @@ def markdown_page(folder: GateFolder, again: bool = False) -> str:
     return report.markdown(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), repeater(folder), again)
 
 
-def report_gate(path: Path, markdown: bool, failures: bool) -> NoReturn:
-    """`threearm report` of a gate's folder: show it again, or everything that got worse in full."""
-    try:
-        folder = GateFolder.load(path)
-    except RunError as error:
-        fail(str(error))
-    if not markdown and not failures:
-        raise typer.Exit(show(folder, again=True))
+def report_gate(folder: GateFolder, markdown: bool, failures: bool) -> None:
+    """`threearm report` of a stored gate: show it again, or everything that got worse in full."""
     if markdown:
         print(markdown_page(folder, again=True), end="")
-    else:
+    elif failures:
         told = failure_texts(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), repeater(folder))
         say("\n\n".join(told) or "nothing got worse, and nothing fails on both sides")
-    raise typer.Exit(verdict(folder.transitions, folder.info, again=True)[0])
+    else:
+        show(folder, again=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from harness.comparison import SIDES, Transition
 from harness.record import SCHEMA, Record
-from harness.runfolder import RunError, RunFolder, RunInfo, append_line, as_json, now, replace_file
+from harness.runfolder import RunError, RunFolder, RunInfo, append_line, as_json, decoded, now, replace_file
 
 LIVE, STORED = "environment", "run folder"
 
@@ -79,27 +79,19 @@ class GateFolder:
     def load(path: Path) -> GateFolder:
         """Read a folder. A last line without its end, cut by a kill, does not count. Other bad lines raise RunError."""
         try:
-            info = msgspec.json.decode((path / "gate.json").read_bytes(), type=GateInfo)
+            content = (path / "gate.json").read_bytes()
             file = path / "comparisons.jsonl"
             lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
         except OSError as error:
             raise RunError(f"{path} is not a gate's folder: {error.filename}: {error.strerror}") from None
-        except msgspec.DecodeError as error:
-            raise RunError(f"{path}/gate.json: {error}") from None
-        folder = GateFolder(path, info)
-        for number, line in enumerate(lines, 1):
-            try:
-                folder.transitions.append(msgspec.json.decode(line, type=Transition))
-            except msgspec.DecodeError as error:
-                raise RunError(f"{file} line {number}: {error}") from None
+        folder = GateFolder(path, decoded(content, GateInfo, f"{path}/gate.json"))
+        folder.transitions = [decoded(line, Transition, f"{file} line {number}") for number, line in enumerate(lines, 1)]
         folder.check()
         folder.sides = {name: RunFolder.load(path / name) for name in SIDES}
         return folder
 
     def check(self) -> None:
         """Raise RunError where the file of comparisons is not what the gate left: a verdict on a part of it would be another."""
-        if self.info.schema > SCHEMA:
-            raise RunError(f"{self.path}/gate.json: schema {self.info.schema} is of a newer threearm; this one knows {SCHEMA}")
         if len({found.pairing for found in self.transitions}) < len(self.transitions):
             raise RunError(f"{self.path}/comparisons.jsonl: a comparison is there twice")
         if self.info.finished and self.info.count not in (-1, len(self.transitions)):

@@ -9,6 +9,8 @@ import sys
 
 import torch
 
+from harness.roofline import machine
+
 PACKAGES = ("torch", "triton", "sgl-flash-mla", "sglang-kernel", "sgl-kernel", "sgl-deep-gemm", "sglang", "flash-mla")
 
 
@@ -40,6 +42,11 @@ def gpu_uuid(device: torch.device) -> str:
     return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
 
 
+def gpu_names(device: torch.device) -> list[str]:
+    """The model of every GPU that this process sees, in CUDA's order; [] where it was not to use any."""
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if device.type == "cuda" else []
+
+
 def _cpu() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -47,6 +54,17 @@ def _cpu() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def peaks(device: torch.device) -> dict[str, str]:
+    """What a GPU can do at most at its highest clock, a number and its unit each (harness/roofline.py); {} where that is not known, or of
+    no GPU."""
+    best = machine(device) if device.type == "cuda" else None
+    if best is None:
+        return {}
+    bf16, fp8 = best.flops
+    return {"peak bf16": f"{bf16 / 1e12:.0f} TFLOP/s", "peak fp8": f"{fp8 / 1e12:.0f} TFLOP/s",
+            "peak memory": f"{best.bandwidth / 1e12:.2f} TB/s", "L2": f"{best.cache} B"}
 
 
 def describe_machine(device: torch.device) -> dict[str, str]:
@@ -66,6 +84,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         facts["capability"] = f"{capability[0]}.{capability[1]}"
         if len(fields) == 6:
             facts |= dict(zip(("driver", "power limit", "max SM clock", "max memory clock", "ECC"), fields[1:]))
+        facts |= peaks(device)
     elif os.path.exists("/dev/nvidiactl"):
         facts["gpu not used"] = f"torch {torch.__version__} does not see it" if not torch.cuda.is_available() else "not asked for"
     facts |= {name: version for name in PACKAGES if (version := version_of((name,)))}

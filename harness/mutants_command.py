@@ -6,6 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from cases.fault import Fault
 from harness.asking import Settings
 from harness.client import Unfit, WorkerDied, WorkerOptions
 from harness.mutants import Matrix, Plan, ask_worker, can_show, generated
+from harness.mutants_file import MutantsFile, as_file, save
 from harness.options import (
     INTERRUPTED,
     NOTHING_RAN,
@@ -35,7 +37,7 @@ from harness.options import (
 )
 from harness.pool import Outcome, Pool
 from harness.record import Record
-from harness.runfolder import RunInfo, now, revision
+from harness.runfolder import RunError, RunInfo, now, replace_file, revision
 from reports import mutants as report
 
 SAMPLED, COMPLETE = 100, 2000
@@ -46,11 +48,14 @@ Named = Annotated[list[str] | None, typer.Option("--arm", help="A broken arm, wi
 Right = Annotated[int | None, typer.Option("--right", min=0, help=f"Generated cases for right arms; {SAMPLED}, or none with --arm.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seeds the generated cases.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="The whole matrix as Markdown, with command, versions and machine.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the matrix to a file, for `threearm report --html --mutants`.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Also write the matrix as one page that needs nothing else.")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Worker processes; 0: one a core, on a GPU at most 2.")]
 
 
 def mutants(complete: Complete = False, family: OfFamily = "", arm: Named = None, right: Right = None, seed: Seed = 0,
-            markdown: Markdown = False, workers: Workers = 0, device: Device = "auto", load: Load = None, memory: Memory = 0.0) -> None:
+            markdown: Markdown = False, json: Json = None, html: Html = None, workers: Workers = 0, device: Device = "auto",
+            load: Load = None, memory: Memory = 0.0) -> None:
     """Which check catches which broken arm, and whether any accuses a right one."""
     options = worker_options(device, load, True, None, memory)
     try:
@@ -75,6 +80,7 @@ def mutants(complete: Complete = False, family: OfFamily = "", arm: Named = None
     except Unfit as error:
         fail(str(error), NOTHING_RAN)
     info.finished, drawn = now(), sum(map(len, plan.generated.values()))
+    store(as_file(info, matrix, drawn), json, html)
     if markdown:
         print(report.page(info, matrix, drawn), end="")
     else:
@@ -84,6 +90,20 @@ def mutants(complete: Complete = False, family: OfFamily = "", arm: Named = None
         for line in report.findings(matrix, drawn, repeat):
             say(line)
     raise typer.Exit(1 if matrix.wrong else INTERRUPTED if matrix.interrupted else 0)
+
+
+def store(stored: MutantsFile, json: Path | None, html: Path | None) -> None:
+    """Write the files that were asked for, or one line and exit 5."""
+    try:
+        if json:
+            save(json, stored)
+        if html:
+            from reports.html.page import build
+            replace_file(html, build([stored], "threearm mutants").encode())
+    except RunError as error:
+        fail(str(error), NOTHING_RAN)
+    except OSError as error:
+        fail(f"cannot write {html}: {error.strerror}", NOTHING_RAN)
 
 
 def chosen(faults: list[Fault], family: str, arms: list[str] | None) -> list[Fault]:

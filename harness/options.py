@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, NoReturn
@@ -20,10 +21,13 @@ from cases import CaseError, family_of, format_case, load_suite, parse_case, sui
 from cases.suites import override_all
 from harness.asking import Settings
 from harness.client import Unfit, WorkerDied, WorkerOptions, default_memory
+from harness.many import check_times, chosen_gpus
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder
 from harness.runner import describe, probe
+from harness.shards import parse_shard
 from harness.verdicts import Verdict
+from harness.words import counted
 
 DECISIVE = ("TRITON_INTERPRET",)
 """Environment variables that decide how a kernel runs, so that a repeat line has to set them."""
@@ -52,6 +56,10 @@ Python = Annotated[str, typer.Option("--python", help="The interpreter that runs
 Environment = Annotated[list[str] | None, typer.Option("--env", help="NAME=value for the workers; repeat for several.")]
 Launches = Annotated[int, typer.Option("--launches", help="Launches back to back in run-to-run; 0: three or four.", min=0, max=100_000)]
 SaveOutputs = Annotated[bool, typer.Option("--save-outputs", help="Keep every arm's outputs in the run's folder, for a gate.")]
+Junit = Annotated[Path | None, typer.Option("--junit", help="Also write JUnit XML here.")]
+Shard = Annotated[str, typer.Option("--shard", metavar="I/N", help="Part I of N of the cases, from 1: for several hosts, whose runs "
+                                    "`threearm merge` puts together.")]
+Gpus = Annotated[str, typer.Option("--gpus", help="all, or numbers as in 0,2: a worker on each, cases dealt as they become free.")]
 Fp64 = Annotated[bool, typer.Option("--fp64", help="Compute the reference in fp64.")]
 
 
@@ -118,10 +126,11 @@ def with_environment(options: WorkerOptions, python: str, variables: list[str] |
                                environment=(*options.environment, *(variables or ())))
 
 
-def ask(options: WorkerOptions, cases: list[str]) -> dict[str, Any]:
-    """The worker's description, or one line and exit 2 (asked for what is not there) or 5 (no worker can run)."""
+def ask(options: WorkerOptions, cases: list[str], described: Callable[..., dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The worker's description, or one line and exit 2 (asked for what is not there) or 5 (no worker can run). described: asks a worker,
+    by default one of this machine."""
     try:
-        return describe(options, cases)
+        return (described or describe)(options, cases)
     except Unfit as error:
         fail(str(error))
     except WorkerDied as death:
@@ -194,6 +203,34 @@ def stored_options(folder: RunFolder) -> tuple[WorkerOptions | None, Settings | 
         return None, None
 
 
+def part_of(cases: list[str], shard: str) -> list[str]:
+    """The cases of a shard, all without one; or one line and exit 2."""
+    if not shard:
+        return cases
+    try:
+        part = parse_shard(shard)
+    except ValueError as error:
+        fail(f"--shard {shard}: {error}")
+    return part.of(cases) or fail(f"--shard {shard}: of {counted(len(cases), 'case')} none is left for this part")
+
+
+def read_gpus(text: str, device: str, description: dict[str, Any], contract: str) -> list[int]:
+    """The GPUs of `--gpus`, [] without it; or one line and exit 2, or 5 where there is none."""
+    if not text:
+        return []
+    names = description["gpus"]
+    if device not in ("auto", "cuda"):
+        fail(f"--gpus {text}: not with --device {device}")
+    if not names:
+        fail(f"--gpus {text}: there is no GPU here", NOTHING_RAN)
+    try:
+        chosen = chosen_gpus(text, names)
+        check_times(contract, [names[index] for index in chosen])
+    except ValueError as error:
+        fail(f"--gpus {text}: {error}")
+    return chosen
+
+
 class NowAndThen:
     """Lines on stderr, at least `pause` seconds apart and after the start: progress for a log."""
 
@@ -207,12 +244,12 @@ class NowAndThen:
             errors.print(line, highlight=False, markup=False)
 
 
-def usable(kernel: dict[str, Any], options: WorkerOptions) -> dict[str, Any]:
-    """The kernel with the arms that its package has here; none where that cannot be imported."""
+def usable(kernel: dict[str, Any], options: WorkerOptions, probed: Callable[..., tuple[str, str]] = probe) -> dict[str, Any]:
+    """The kernel with the arms that its package has here; none where that cannot be imported. probed: imports it, by default here."""
     if not kernel["imports"]:
         return kernel
     try:
-        why, none_only = probe(options, Path(os.devnull), kernel["name"])
+        why, none_only = probed(options, Path(os.devnull), kernel["name"])
     except WorkerDied as death:
         why, none_only = death.detail, ""
     if why:

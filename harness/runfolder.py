@@ -10,14 +10,19 @@ import math
 import os
 import re
 import secrets
+import shutil
 import subprocess
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from cases import family_of
 from harness.record import SCHEMA, Record
 from harness.verdicts import SOURCES, Verdict
+
+Kind = TypeVar("Kind")
 
 
 class RunError(Exception):
@@ -47,6 +52,7 @@ class RunFolder:
     def __init__(self, path: Path | None, info: RunInfo) -> None:
         self.path, self.info = path, info
         self.records: list[Record] = []
+        self.one_at_a_time = threading.Lock()
 
     @staticmethod
     def create(root: Path, info: RunInfo) -> RunFolder:
@@ -72,11 +78,10 @@ class RunFolder:
         """Read a folder. A last line without its end, cut by a kill or still being written, does not count, and `repair`
         takes it off the file and locks the folder, so that a resumed run can append. Other bad lines raise RunError."""
         try:
-            info = msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
+            content = (path / "run.json").read_bytes()
         except OSError as error:
             raise RunError(f"{path} is not a run folder: run.json: {error.strerror}") from None
-        except msgspec.DecodeError as error:
-            raise RunError(f"{path}/run.json: {error}") from None
+        info = decoded(content, RunInfo, f"{path}/run.json")
         for kernel in info.kernels:  # as folders had it when there was one family
             kernel.setdefault("family", "sparse_prefill")
             kernel.setdefault("arms", kernel.get("sources", list(SOURCES)))
@@ -89,10 +94,7 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"{file}: {error.strerror}") from None
         for number, line in enumerate(lines[:-1], 1):
-            try:
-                folder.records.append(msgspec.json.decode(line, type=Record))
-            except msgspec.DecodeError as error:
-                raise RunError(f"{file} line {number}: {error}") from None
+            folder.records.append(decoded(line, Record, f"{file} line {number}"))
         if lines[-1] and repair:
             try:
                 os.truncate(file, file.stat().st_size - len(lines[-1]))
@@ -119,11 +121,23 @@ class RunFolder:
         replace_file(self.path / "run.json", as_json(self.info))
 
     def add(self, record: Record) -> None:
-        """Append one record. Raises RunError if the disk takes no more."""
+        """Append one record; from several threads, too. Raises RunError if the disk takes no more."""
         record.extra = {name: value for name, value in record.extra.items() if math.isfinite(value)}  # JSON has no other
-        if self.path is not None:
-            append_line(self.path / "records.jsonl", record)
-        self.records.append(record)
+        with self.one_at_a_time:
+            if self.path is not None:
+                append_line(self.path / "records.jsonl", record)
+            self.records.append(record)
+
+    def arrange(self) -> None:
+        """Put the records into the order of the case list, where several hands have made them: in memory and in the file."""
+        place = {key: number for number, key in enumerate(listed(self.info))}
+        with self.one_at_a_time:
+            self.records.sort(key=lambda record: place.get((record.case, record.arm), len(place)))
+            if self.path is not None:
+                try:
+                    replace_file(self.path / "records.jsonl", b"".join(msgspec.json.encode(record) + b"\n" for record in self.records))
+                except OSError as error:
+                    raise RunError(f"cannot write {self.path}/records.jsonl: {error.strerror}") from None
 
     def output_file(self, record: Record) -> Path | None:
         """Where a record's outputs are kept, if they are (`run --save-outputs`); None for a folder in memory."""
@@ -133,6 +147,11 @@ class RunFolder:
         """(case, arm) of every record there is."""
         return {(record.case, record.arm) for record in self.records}
 
+    def missing(self) -> list[tuple[str, str]]:
+        """(case, arm) of every record that is still to come."""
+        done = self.done()
+        return [key for key in listed(self.info) if key not in done]
+
     def finish(self) -> None:
         """Note the end in run.json."""
         self.info.finished = now()
@@ -140,6 +159,30 @@ class RunFolder:
             self.save_info()
         except OSError as error:
             raise RunError(f"cannot write {self.path}/run.json: {error.strerror}") from None
+
+
+def listed(info: RunInfo) -> list[tuple[str, str]]:
+    """(case, arm) of every record that a whole run has, in its order: kernel by kernel, each on the cases of its family."""
+    return [(case, f"{kernel['name']}/{arm}") for kernel in info.kernels for case in info.cases if family_of(case) == kernel["family"]
+            for arm in kernel["arms"]]
+
+
+class _Numbered(msgspec.Struct):
+    """Of whatever is stored, the number that says which threearm can read it."""
+
+    schema: int = SCHEMA
+
+
+def decoded(content: bytes, kind: type[Kind], place: str) -> Kind:
+    """What was stored as JSON. Raises RunError, with the place, where it is of a newer schema or is no such thing."""
+    with contextlib.suppress(msgspec.DecodeError):
+        schema = msgspec.json.decode(content, type=_Numbered).schema
+        if schema > SCHEMA:
+            raise RunError(f"{place}: schema {schema} is of a newer threearm; this one knows {SCHEMA}")
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise RunError(f"{place}: {error}") from None
 
 
 def as_json(value: Any) -> bytes:
@@ -166,6 +209,19 @@ def append_line(file: Path, value: Any) -> None:
             handle.write(msgspec.json.encode(value) + b"\n")
     except OSError as error:
         raise RunError(f"cannot write {file}: {error.strerror}") from None
+
+
+def gather_logs(into: Path, parts: list[tuple[str, Path]]) -> None:
+    """Append what several workers printed to one file, each part under a line with its name. Raises RunError."""
+    try:
+        with open(into, "ab") as target:
+            for name, part in parts:
+                if part.is_file():
+                    target.write(f"=== {name}\n".encode())
+                    with open(part, "rb") as source:
+                        shutil.copyfileobj(source, target)
+    except OSError as error:
+        raise RunError(f"cannot write {into}: {error.strerror}") from None
 
 
 def output_name(record: Record) -> str:

@@ -82,14 +82,14 @@ class Runner:
         """One kernel on one case. What an earlier run has recorded is kept; the arms go together, since they are compared."""
         if any((case, f"{name}/{arm}") not in self.finished for arm in arms):
             self.asker.run_case(name, case, arms)
-            if self.settings.save_outputs:
-                self._save_outputs(case)
+        if self.settings.save_outputs:
+            self._save_outputs(name, case)
 
-    def _save_outputs(self, case: str) -> None:
-        """Keep the outputs of a case's records that have some, for a gate to compare with. Raises RunError."""
+    def _save_outputs(self, name: str, case: str) -> None:
+        """Keep the outputs of a kernel's records of a case that have some, for a gate to compare with. Raises RunError."""
         for record in self.folder.records:
             file = self.folder.output_file(record)
-            if record.case == case and record.outputs and file and not file.is_file():
+            if record.case == case and record.kernel == name and record.outputs and file and not file.is_file():
                 file.parent.mkdir(exist_ok=True)
                 problem = self.asker.save(record, file)
                 if problem:

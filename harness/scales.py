@@ -6,7 +6,7 @@ import math
 
 from harness import checks
 from harness.compare import margin
-from harness.locate.localise import localise
+from harness.locate.picture import locate
 from harness.variations import Subject
 from harness.verdicts import Check, Verdict
 from references.precision import FP32_UNIT, KAPPA, LAMBDA, ROUNDOFF
@@ -39,7 +39,8 @@ def scales_traded(subject: Subject) -> Check | None:
         check.total += ratio.numel()
         if check.margins[name] > 1 and check.verdict is Verdict.PASSED:
             bad = ratio > 1
-            check.verdict, check.bad, check.where = Verdict.FAILED, int(bad.sum()), localise(bad, subject.rows)
+            check.verdict, check.bad = Verdict.FAILED, int(bad.sum())
+            locate(check, bad, subject.rows, name)
             check.detail = f"{name} moves by up to {check.margins[name]:.3g} times what rounding can do, {told}"
             check.first = checks.first_elements(bad, now, before, bound, names=("traded", "before"))
     return check

@@ -13,7 +13,8 @@ import torch
 
 from arms.topk import WAYS, TopkResult
 from harness.compare import bits_differ, margin
-from harness.locate.topk_localise import PLACES, Places, Windows, localise_members
+from harness.locate.picture import locate_members
+from harness.locate.topk_localise import PLACES, Places, Windows
 from harness.topk_sets import SHOWN, Band, Tally, add_places, at, chosen_keys, chunks, in_window, look
 from harness.topk_sets import windows as windows_of
 from harness.verdicts import Check, Verdict
@@ -57,7 +58,7 @@ def shape(indices: torch.Tensor, count: torch.Tensor, judged: torch.Tensor, wind
             what = ", ".join(problem for problem in found if bool(rows[problem][row]))
             check.first.append(f"[row {row}] {what}: {_shorten(line)}; must name {int(count[row])} of "
                                f"[{int(band.ks[row])}, {int(band.ke[row])})")
-        check.where = localise_members(bad, windows, {"outside": _strangers(indices, bad, band)})
+        locate_members(check, bad, windows, {"outside": _strangers(indices, bad, band)})
     return check, bad
 
 
@@ -97,7 +98,7 @@ def members(found: Tally, indices: torch.Tensor, band: Band, judged: torch.Tenso
     if check.bad:
         check.verdict = Verdict.FAILED
         check.first, places = _wrong_members(indices, band, bad)
-        check.where = localise_members(bad, windows, places)
+        locate_members(check, bad, windows, places)
     elif not decided:
         check.verdict = Verdict.VACUOUS
         check.detail = "no choice could fail: in every row the margin around the k-th score covers all scores"
@@ -136,7 +137,7 @@ def nan_chosen(found: Tally, judged: torch.Tensor, windows: Windows) -> Check | 
                   bad=int(found.nan[bad].sum()), total=int(rows.sum()))
     if check.bad:
         check.verdict, check.detail = Verdict.FAILED, f"{check.bad:,} keys whose score is NaN are chosen, in {int(bad.sum()):,} rows"
-        check.where = localise_members(bad, windows)
+        locate_members(check, bad, windows)
     return check
 
 
@@ -180,7 +181,7 @@ def own_scores(result: TopkResult, judged: torch.Tensor, windows: Windows, band:
         check.verdict = Verdict.FAILED
         found = [f"{dropped:,} keys left out beat one that is chosen, by the arm's own scores, by up to {deficit:.3g}"] if dropped else []
         check.detail = "; ".join([*found, *([f"{nan_rows:,} rows choose a key whose own score is NaN"] if nan_rows else [])])
-        check.where = localise_members(wrong, windows)
+        locate_members(check, wrong, windows)
     return OwnScores(check if check.total or check.bad else None, wrong, torch.cat(parts))
 
 
@@ -221,7 +222,7 @@ def values(result: TopkResult, want: torch.Tensor, own: torch.Tensor | None, err
         check.first = [f"[row {row}, entry {entry}, key {int(index[row, entry])}] want {float(want[row, entry]):.9g}, value "
                        f"{float(stated[row, entry]):.9g}, budget {float(bound[row, entry]):.3g}"
                        + ("" if own is None else f", own score {float(own[row, entry]):.9g}") for row, entry in places[:SHOWN].tolist()]
-        check.where = localise_members(bad.any(1), windows, {"values": torch.stack([places[:, 0], index[places[:, 0], places[:, 1]]], 1)})
+        locate_members(check, bad.any(1), windows, {"values": torch.stack([places[:, 0], index[places[:, 0], places[:, 1]]], 1)})
     elif bool((bound > 0).any()) and not bool((named & (want.abs() > bound)).any()):
         check.verdict, check.detail = Verdict.VACUOUS, "zeros would pass: the bounds exceed every score"
     return check

@@ -20,7 +20,8 @@ from cases.counter import bell
 from cases.inputs import Inputs
 from cases.sparse_prefill import SparsePrefillCase
 from cases.values import Values
-from harness.locate.topk_localise import Windows, localise_members
+from harness.locate.picture import locate_members
+from harness.locate.topk_localise import Windows
 from harness.topk_sets import SHOWN, Band, look
 from harness.verdicts import Check, Verdict
 from references.sparse_prefill import reference
@@ -61,7 +62,7 @@ def downstream(arm: TopkResult, dense: TopkResult, band: Band, seed: int, window
                        for i in bad.nonzero()[:SHOWN, 0].tolist()]
         every = torch.zeros(len(arm.indices), dtype=torch.bool)
         every[rows[bad].cpu()] = True
-        check.where = localise_members(every, windows)
+        locate_members(check, every, windows)
     return check, relative
 
 

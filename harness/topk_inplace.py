@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from arms.topk import TopkProblem, TopkResult
-from harness.locate.topk_localise import Windows, localise_members
+from harness.locate.picture import locate_members
+from harness.locate.topk_localise import Windows
 from harness.topk_relations import band_of_arm, malformed_entries
 from harness.topk_sets import Band, compare
 from harness.verdicts import Check, Verdict
@@ -50,7 +51,7 @@ def reads_inputs(p: TopkProblem, launch: Callable[[], TopkResult], dense: Callab
             apart = ("no key differs beyond ties and margins, but the entries do: "
                      f"{malformed_entries(got.indices, right.indices, found.far, new, labels)}")
         check.detail = f"q, k, kv_scale and weights rewritten in place: {apart}"
-        check.where = localise_members(found.far, windows, found.places)
+        locate_members(check, found.far, windows, found.places)
     return check
 
 

@@ -6,7 +6,8 @@ import torch
 
 from arms.topk import UNBOUNDED, WAYS, TopkResult
 from harness.compare import values_differ
-from harness.locate.topk_localise import Windows, localise_members
+from harness.locate.picture import locate_members
+from harness.locate.topk_localise import Windows
 from harness.topk_checks import REFUSED
 from harness.topk_sets import SHOWN, Band, Difference, compare, in_window
 from harness.verdicts import Check, Verdict
@@ -33,7 +34,7 @@ def status(result: TopkResult, wrong: torch.Tensor, windows: Windows) -> Check |
         check.detail = "; ".join(f"{int(rows.sum()):,} rows {name}" for name, rows in found.items() if bool(rows.any()))
         words = {row: int(said[row]) for row in bad.nonzero()[:SHOWN, 0].tolist()}
         check.first = [f"[row {row}] status {WAYS[number] if 0 <= number < len(WAYS) else number}" for row, number in words.items()]
-        check.where = localise_members(bad, windows)
+        locate_members(check, bad, windows)
     return check
 
 
@@ -90,7 +91,7 @@ def same_choice(name: str, got: TopkResult, other: TopkResult, band: Band, windo
         if not found.far_keys:
             apart = f"not made up of the same keys: {malformed_entries(got.indices, other.indices, found.far, band, labels)}"
         check.detail = f"{apart}; all told: {told}" if told else apart
-        check.where = localise_members(found.far, windows, found.places)
+        locate_members(check, found.far, windows, found.places)
     if got.values is not None and other.values is not None:
         _add_values(check, _ordered_values(got), _ordered_values(other), windows, labels, verdict if bitwise else Verdict.PASSED)
     return check
@@ -110,7 +111,7 @@ def _add_values(check: Check, mine: torch.Tensor, theirs: torch.Tensor, windows:
         check.detail += ", though the kernel promises scores whose bits follow from row and key alone"
         check.first = [f"[row {row}, value {place} from below] {labels[0]} {float(mine[row, place]):.9g}, {labels[1]} "
                        f"{float(theirs[row, place]):.9g}" for row, place in differ.nonzero()[:SHOWN].tolist()]
-        check.where = localise_members(moved, windows)
+        locate_members(check, moved, windows)
 
 
 def _ordered_values(result: TopkResult) -> torch.Tensor:
@@ -132,7 +133,7 @@ def written(fresh: TopkResult, before: TopkResult, band: Band, windows: Windows)
         rows = torch.stack([mask.view(len(mask), -1).any(1) for mask in unset.values()]).any(0)
         check.verdict, check.bad = Verdict.FAILED, int(rows.sum())
         check.detail = f"unwritten: {', '.join(f'{n:,} {name}' for name, n in left.items())}; " + check.detail
-        check.where = localise_members(rows, windows)
+        locate_members(check, rows, windows)
     elif check.verdict is Verdict.PASSED:
         check.detail = "every slot written over NaN and the largest integer; " + check.detail
     return check
@@ -155,7 +156,7 @@ def dense_vs_litetopk(result: TopkResult, dense: TopkResult, band: Band, windows
         if not found.far_keys:
             apart = malformed_entries(result.indices, dense.indices, found.far, band, labels)
             check.detail = f"no key differs beyond ties and margins, but the entries do: {apart}"
-        check.where = localise_members(found.far, windows, found.places)
+        locate_members(check, found.far, windows, found.places)
     return check, found.keys
 
 

@@ -16,7 +16,8 @@ from harness.compare import bits_differ
 from harness.inplace import reads_inputs
 from harness.lengths import other_backscans, summary
 from harness.locate.diagnose import diagnose
-from harness.locate.localise import Rows, describe_rows, localise
+from harness.locate.localise import Rows, describe_rows
+from harness.locate.picture import locate
 from harness.metamorphic import busy_stream, cut_at_length, graph_replay, relations, run_to_run, told
 from harness.record import Lengths
 from harness.timing import Timed
@@ -112,8 +113,10 @@ class KernelTrial:
         pairs = zip(checks.NAMES, normalise(last, self.kernel.convention), self.done[source].outputs)
         stale = {name: bad for name, a, b in pairs if bool((bad := bits_differ(a, b)).any())}
         if stale:
-            return Check("timed-output", Verdict.FLAKY, f"{' and '.join(stale)} of the last timed call differ from the checked ones",
-                         where=localise(next(iter(stale.values())), self.done[source].rows))
+            check = Check("timed-output", Verdict.FLAKY, f"{' and '.join(stale)} of the last timed call differ from the checked ones")
+            output, bad = next(iter(stale.items()))
+            locate(check, bad, self.done[source].rows, output)
+            return check
         return Check("timed-output", Verdict.PASSED, "the last timed call gave what was checked")
 
     def _call(self, launch: Launch, length: torch.Tensor | None) -> Outputs:
@@ -157,8 +160,10 @@ class KernelTrial:
         if that leaves nothing to compare."""
         leaked = run.outputs[0].isnan()
         if self.inputs.case.values == "poison" and bool(leaked.any()):  # the case itself has NaN in the unnamed rows
-            return Check("nan-leak", Verdict.FAILED, "NaN of an unnamed key", bad=int(leaked.sum()), total=leaked.numel(),
-                         first=checks.first_elements(leaked, run.outputs[0], self.expected.out), where=localise(leaked, run.rows))
+            check = Check("nan-leak", Verdict.FAILED, "NaN of an unnamed key", bad=int(leaked.sum()), total=leaked.numel(),
+                          first=checks.first_elements(leaked, run.outputs[0], self.expected.out))
+            locate(check, leaked, run.rows, "out")
+            return check
         poisoned = ~self.inputs.named
         poisoned[[0, -1]] = True
         entries = self.inputs.indices[:, 0].clamp(0, len(poisoned) - 1).long()

@@ -47,13 +47,35 @@ def worst(verdicts: list[Verdict]) -> Verdict:
     return max(verdicts, key=SEVERITY.index, default=Verdict.SKIPPED)
 
 
+SHARES = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 0.6, 1 - 1e-9, 1.0)
+"""What the digits 1 to 9 of a picture stand for: a share of bad elements of at most so much, and more than the one before."""
+
+
+@dataclasses.dataclass
+class Picture:
+    """Where in an output the bad elements are: a grid over rows x columns with a digit a cell (SHARES; 0: none is bad).
+
+    output: its name, or what the elements are. rows, columns: how many it has; across: what a column is ("head", "column", "key", "" where
+    there is but one). height, width: cells. cells: base64 of zlib of the height * width digits, row by row. note: what a reader must know.
+    """
+
+    output: str
+    rows: int
+    columns: int
+    across: str
+    height: int
+    width: int
+    cells: str
+    note: str = ""
+
+
 @dataclasses.dataclass
 class Check:
     """What one check found.
 
     margins: error over budget per output (0.3 is healthy, above 1 fails); empty where the check is an equality.
     bad, total: elements that violate and elements compared. first: the first five, as text. where: the localiser's lines.
-    ulp: how many elements differ by how many ULP, for equality checks.
+    ulp: how many elements differ by how many ULP, for equality checks. picture: where the bad elements are, of failed comparisons.
     """
 
     name: str
@@ -65,3 +87,4 @@ class Check:
     first: list[str] = dataclasses.field(default_factory=list)
     where: list[str] = dataclasses.field(default_factory=list)
     ulp: dict[str, int] = dataclasses.field(default_factory=dict)
+    picture: Picture | None = None

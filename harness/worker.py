@@ -24,10 +24,10 @@ from arms.broken.fault import FAULTS
 from arms.kernel import KERNELS, load_file, load_package
 from cases import Case, parse_case
 from cases.counter import digest
-from harness import availability, worker_outputs
+from harness import availability, doctor_probes, rejudging, worker_outputs
 from harness.families import FAMILIES, Trial
 from harness.holding import Held, held
-from harness.machine import describe_machine, gpu_uuid
+from harness.machine import describe_machine, gpu_names, gpu_uuid
 from harness.record import Record
 from harness.roofline import least, machine
 from harness.timing import Timed, Untimed, measure
@@ -74,11 +74,16 @@ class Worker:
     def describe(self, cases: list[str]) -> None:
         """Answer with the machine and every kernel, and for each case of its family the arms that do not take it and why."""
         kernels = [availability.described(kernel, self.device, cases) for kernel in KERNELS.values()]
-        self.send("described", device=str(self.device), machine=describe_machine(self.device), kernels=kernels)
+        self.send("described", device=str(self.device), machine=describe_machine(self.device), kernels=kernels, gpus=gpu_names(self.device))
 
     def faults(self) -> None:
         """Answer with what every kernel of arms/broken that is registered is there for."""
         self.send("faults", faults=[dataclasses.asdict(fault) for fault in FAULTS.values()])
+
+    def doctor(self, probe: str) -> None:
+        """Try one thing on the device. Answers with what came of it."""
+        self.phase("", probe)
+        self.send("examined", facts=doctor_probes.examine(probe, self.device))
 
     def probe(self, name: str) -> None:
         """Import one kernel's package: answer why that fails, and why it has a none arm alone. Both "" if neither."""
@@ -128,6 +133,26 @@ class Worker:
         self.send("compared", **worker_outputs.attempt(
             lambda: {"check": dataclasses.asdict(worker_outputs.compare(self.trial, arm, path, (labels[0], labels[1])))}))
 
+    def rejudge(self, text: str, arm: str, path: str, inputs: dict[str, str], outputs: dict[str, str], ways: dict[str, int],
+                fp64: bool) -> None:
+        """Judge the outputs in a file anew; no kernel is launched. text, arm (in full), inputs, outputs, ways: the record's. Answers with
+        the checks, or why there are none."""
+        case, name = parse_case(text), arm.rpartition("/")[0]
+        if case != self.made:
+            self._make_inputs(case)
+
+        def judged() -> dict[str, Any]:
+            rejudging.check_inputs(self.digests, inputs)
+            tensors = rejudging.saved_outputs(path, {"case": text, "arm": arm}, outputs, ways)
+            if case != self.case:
+                self._make_reference(case, fp64)
+            self.phase("", "judge")
+            on_device = {output: tensor.to(self.device) for output, tensor in tensors.items()}
+            return {"checks": [dataclasses.asdict(check) for check in rejudging.judge(self.inputs, self.expected, on_device, name)]}
+
+        self.phase("", "read")
+        self.send("rejudged", **worker_outputs.attempt(judged))
+
     def hold(self, text: str, name: str, arm: str, contract: str, flush: bool) -> None:
         """Prepare one arm to be timed in bursts, without judging it. Answers with its inputs' fingerprints, what a call takes, and the
         speed of light for it."""
@@ -161,6 +186,10 @@ class Worker:
         if case == self.case:
             return
         self._make_inputs(case)  # also where they are there: an arm that was timed may have written into them
+        self._make_reference(case, fp64)
+
+    def _make_reference(self, case: Case, fp64: bool) -> None:
+        """What is expected, from the inputs that are there."""
         made = time.perf_counter()
         self.phase("", "reference")
         self.expected = FAMILIES[case.family].reference(self.inputs, torch.float64 if fp64 else torch.float32)

@@ -13,7 +13,7 @@ from arms.topk import TopkResult
 from harness import checks, topk_sets
 from harness.compare import bits_differ, ulp_distance, ulp_histogram
 from harness.families import Trial
-from harness.locate.topk_localise import localise_members
+from harness.locate.picture import locate_members
 from harness.tensorfile import TensorFileError, read, write
 from harness.topk_trial import TopkTrial
 from harness.trial import ArmRun, KernelTrial
@@ -108,17 +108,21 @@ def _choices(trial: TopkTrial, mine: TopkResult, theirs: dict[str, torch.Tensor]
         found = int(differ.far.sum())
         beyond = f"in {counted(found, 'row')} not within the margin" if found else "all within the margin"
         told.append(f"{int(differ.rows.sum()):,} of {rows:,} rows choose other keys: {counted(differ.keys, 'key')} in one alone, {beyond}")
-        check.bad, check.first, check.where = differ.keys, differ.first, localise_members(differ.rows, trial.windows, differ.places)
+        check.bad, check.first = differ.keys, differ.first
+        locate_members(check, differ.rows, trial.windows, differ.places)
     if differ.moved:
         told.append(f"the same keys in another order in {differ.moved:,} of {rows:,} rows")
         if not check.where:
             moved = mine.indices != indices
-            check.bad, check.where = int(moved.sum()), localise_members(moved.any(1), trial.windows)
+            check.bad = int(moved.sum())
+            locate_members(check, moved.any(1), trial.windows)
     if "values" in theirs and mine.values is not None:
         told += _values(check, (mine.indices, mine.values), (indices, theirs["values"]), ~differ.rows, labels)
     if "status" in theirs and mine.status is not None and bool((unlike := mine.status != theirs["status"]).any()):
         told.append(f"the status of {int(unlike.sum()):,} of {rows:,} rows differs")
-        check.bad, check.where = check.bad or int(unlike.sum()), check.where or localise_members(unlike, trial.windows)
+        check.bad = check.bad or int(unlike.sum())
+        if not check.where:
+            locate_members(check, unlike, trial.windows)
     check.verdict = Verdict.FAILED if told else Verdict.PASSED
     check.detail = "; ".join(told) or f"equal: {', '.join(theirs)}; what stands beside -1 is not compared"
     return check

@@ -133,9 +133,14 @@ def skipped(records: list[Record]) -> str:
 def provenance(info: RunInfo) -> str:
     """Machine, versions, command (where the folder was put aside), time."""
     machine = "; ".join(f"{key} {value}" for key, value in info.machine.items())
-    words = info.command[1:]
+    return (f"#### Where this comes from\n\n`{command_line(info.command)}`, started {info.started}, "
+            f"finished {info.finished or 'not'}.  \n{machine}.")
+
+
+def command_line(command: list[str]) -> str:
+    """A stored command as one that repeats it; where its folder was put is left out."""
+    words = command[1:]
     if "--runs" in words:
         at = words.index("--runs")
         words = words[:at] + words[at + 2 :]
-    return (f"#### Where this comes from\n\n`{shlex.join(['threearm', *words])}`, started {info.started}, "
-            f"finished {info.finished or 'not'}.  \n{machine}.")
+    return shlex.join(["threearm", *words])

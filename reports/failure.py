@@ -30,18 +30,21 @@ def shown(margin: float) -> str:
 
 def describe_all(records: list[Record], options: Callable[[Record], list[str]]) -> list[str]:
     """Records in full; an arm whose findings are those of an arm before it is told in one line."""
-    texts: list[str] = []
+    return [f"{record.verdict.value}  {record.arm}  {record.case}\n  as {first} above\n  repeat: {replay_line(record, options(record))}"
+            if first else describe(record, options(record)) for record, first in zip(records, told_as(records))]
+
+
+def told_as(records: list[Record]) -> list[str]:
+    """For each record the arm of its kernel and case before it that has the same findings, or ""."""
+    firsts: list[str] = []
     told: dict[tuple[str, str], list[tuple[str, Findings]]] = {}
     for record in records:
         found, before = findings(record), told.setdefault((record.kernel, record.case), [])
         first = next((arm for arm, others in before if found <= others and {name for name, _ in others - found} <= {ONCE}), "")
-        if first:
-            texts.append(f"{record.verdict.value}  {record.arm}  {record.case}\n  as {first} above\n"
-                         f"  repeat: {replay_line(record, options(record))}")
-        else:
+        firsts.append(first)
+        if not first:
             before.append((record.arm, found))
-            texts.append(describe(record, options(record)))
-    return texts
+    return firsts
 
 
 def findings(record: Record) -> Findings:

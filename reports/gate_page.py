@@ -143,10 +143,7 @@ def failure_texts(transitions: list[Transition], info: GateInfo, base: Records, 
                   full: int = ALL) -> list[str]:
     """What got worse or fails on both sides, worst first, with the lines that repeat both sides; the first `full` with all that the checks
     found."""
-    bitwise = [Change.NUMBERS] if info.options.get("bitwise") else []
-    wrong = sorted((found for found in transitions if found.change in (*WORSE, Change.STILL_BAD, *bitwise)),
-                   key=lambda found: -RANK.index(found.change))
-    texts = []
+    texts, wrong = [], wrong_ones(transitions, info)
     records = [candidate[key] for found in wrong[:full] if (key := (found.pairing.case, found.pairing.candidate)) in candidate]
     told = dict(zip(((record.case, record.arm) for record in records),
                     failure.describe_all(records, lambda record: options("candidate", record))))
@@ -168,6 +165,13 @@ def failure_texts(transitions: list[Transition], info: GateInfo, base: Records, 
         lines += _before(before, options, found.change is Change.STILL_BAD and number < full)
         texts.append("\n".join(lines))
     return texts
+
+
+def wrong_ones(transitions: list[Transition], info: GateInfo) -> list[Transition]:
+    """What got worse or fails on both sides, worst first."""
+    bitwise = [Change.NUMBERS] if info.options.get("bitwise") else []
+    return sorted((found for found in transitions if found.change in (*WORSE, Change.STILL_BAD, *bitwise)),
+                  key=lambda found: -RANK.index(found.change))
 
 
 def _before(record: Record | None, options: Options, in_full: bool) -> list[str]:

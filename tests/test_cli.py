@@ -148,7 +148,8 @@ def test_what_a_worker_cannot_do_is_one_line(arguments: list[str], told: str) ->
 
 def test_help_lists_commands_in_the_order_in_which_they_are_needed() -> None:
     listed = re.findall(r"^│ ([a-z]+) +[A-Z]", invoke("--help").text, re.MULTILINE)
-    assert listed == ["run", "arms", "list", "replay", "report", "mutants", "fuzz", "limits", "gate", "calibrate"]
+    assert listed == ["run", "arms", "list", "replay", "report", "history", "mutants", "fuzz", "limits", "gate", "calibrate", "evidence",
+                      "doctor", "merge"]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

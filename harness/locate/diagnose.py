@@ -15,6 +15,7 @@ from arms.topk import TopkProblem, TopkResult
 from cases.inputs import Inputs
 from harness.locate.attribution import attribute
 from harness.locate.hypotheses import LEAST, explain, make_view, margins
+from harness.locate.picture import keep_small
 from harness.locate.suspects import HANDED, suspects
 from harness.locate.topk_hypotheses import explain_choice
 from harness.locate.topk_hypotheses import make_view as make_topk_view
@@ -39,6 +40,7 @@ def failed(checks: list[Check], names: tuple[str, ...]) -> list[Check]:
 
 def diagnose(checks: list[Check], got: Outputs, inputs: Inputs, expected: Expected, length: torch.Tensor | None) -> None:
     """Add to the failed checks of a sparse_prefill arm what its outputs say of the fault. length: int32 [s_q] as it was handed over."""
+    keep_small(checks)
     found = failed(checks, OF_OUTPUTS)
     with told_if_it_fails(found):
         made = derived(length, inputs) if found and length is not None else []
@@ -82,6 +84,7 @@ def derived(length: torch.Tensor, inputs: Inputs) -> list[str]:
 def diagnose_choice(checks: list[Check], result: TopkResult, problem: TopkProblem, band: Band, windows: Windows,
                     count: torch.Tensor) -> None:
     """The same for a choice of keys. count: int64 [num_q], how many keys each row must name."""
+    keep_small(checks)
     found, own = failed(checks, OF_CHOICE), failed(checks, ("own-scores",))
     with told_if_it_fails([*found, *own]):
         if found:
