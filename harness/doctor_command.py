@@ -1,6 +1,7 @@
 """`threearm doctor`: whether this machine can give trustworthy evidence, and how to put right what cannot."""
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import os
 import sys
@@ -24,6 +25,7 @@ from reports import doctor as report
 SETTLE = 1.5
 """Seconds without work before NVML is asked how busy the GPU is: it answers for about the last one."""
 LIMIT = 120.0  # seconds for a probe
+AT_ONCE = 4  # imports of packages
 PROBES = ("profiler", "launch", "copying", "events", "flushing")
 
 Json = Annotated[bool, typer.Option("--json", help="The findings as JSON.")]
@@ -94,15 +96,18 @@ def asked(worker: WorkerProcess, name: str) -> dict[str, Any]:
 
 
 def imported(kernels: list[dict[str, Any]], options: WorkerOptions, tell: Any) -> list[dict[str, Any]]:
-    """The kernels, with what importing their packages says; each in a process of its own."""
-    found = []
-    for kernel in kernels:
-        why, none_only = kernel["why_not"], ""
-        if not why and kernel["imports"]:
-            tell(f"importing {kernel['name']}")
-            try:
-                why, none_only = probe(options, Path(os.devnull), kernel["name"])
-            except WorkerDied as death:
-                why = f"importing it ends the process: {death.detail}"
-        found.append({**kernel, "why_not": why, "none_only": none_only})
-    return found
+    """The kernels, with what importing their packages says; each in a process of its own, several at a time: torch alone takes seconds."""
+    tell("importing the kernels' packages")
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as several:
+        return list(several.map(lambda kernel: looked_at(kernel, options), kernels))
+
+
+def looked_at(kernel: dict[str, Any], options: WorkerOptions) -> dict[str, Any]:
+    """One kernel, after its package was imported."""
+    why, none_only = kernel["why_not"], ""
+    if not why and kernel["imports"]:
+        try:
+            why, none_only = probe(options, Path(os.devnull), kernel["name"])
+        except WorkerDied as death:
+            why = f"importing it ends the process: {death.detail}"
+    return {**kernel, "why_not": why, "none_only": none_only}

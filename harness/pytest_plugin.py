@@ -6,6 +6,7 @@ controller puts together.
 """
 from __future__ import annotations
 
+import collections
 import dataclasses
 import shutil
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cases import family_of
 from harness.asking import Settings
 from harness.client import Unfit, WorkerDied
 from harness.many import Imports, Lane, on_gpu
@@ -25,6 +27,7 @@ from harness.record import Record
 from harness.runfolder import RunError, RunFolder, RunInfo, gather_logs, now
 from harness.runner import cases_of
 from harness.verdicts import SEVERITY, Verdict
+from harness.words import counted
 from reports import failure
 
 PREFIX = "threearm"
@@ -71,7 +74,7 @@ class Cases(pytest.Collector):
         for kernel in plugin.plan.kernels:
             for case in cases_of(kernel, plugin.plan.cases):
                 for arm in kernel["arms"]:
-                    name = f"{case}[{kernel['name']}/{arm}]"
+                    name = item_id(case, f"{kernel['name']}/{arm}").partition("::")[2]
                     item = ArmItem.from_parent(self, name=name, kernel=kernel, case=case, arm=arm, plugin=plugin)
                     for mark in marks_of(kernel, plugin.plan.settings):
                         item.add_marker(mark)
@@ -89,6 +92,11 @@ def named_item(argument: str) -> str:
     """The id of an item of ours that an argument is, as pytest prints it from any folder; "" where it is none."""
     path, colons, name = argument.partition("::")
     return f"{PREFIX}::{name}" if colons and Path(path).name == PREFIX else ""
+
+
+def item_id(case: str, arm: str) -> str:
+    """The id of an item. arm: kernel/arm."""
+    return f"{PREFIX}::{case}[{arm}]"
 
 
 def group_of(nodeid: str) -> str:
@@ -110,7 +118,7 @@ class Plugin:
         self.lane: Lane | None = None
         self.selected = self.plan.cases
         self.gpu_of: dict[Any, int] = {}  # by process of pytest-xdist
-        self.ran = self.skipped = 0
+        self.told: dict[str, bool] = {}  # items that were reported, and whether they ran
         for line in MARKERS:
             config.addinivalue_line("markers", line)
         given = config.args if config.args_source is config.ArgsSource.ARGS else []
@@ -213,8 +221,8 @@ class Plugin:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.nodeid.startswith(f"{PREFIX}::"):
-            self.skipped += report.skipped
-            self.ran += report.failed or (report.when == "call" and report.passed)
+            ran = report.failed or (report.when == "call" and report.passed)
+            self.told[report.nodeid] = self.told.get(report.nodeid, False) or ran
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -223,7 +231,7 @@ class Plugin:
             self.lane.close()
         if self.folder:
             self._finish(self.folder)
-        if self.part is None and self.skipped and not self.ran and session.exitstatus == 0:
+        if self.part is None and self.told and not any(self.told.values()) and session.exitstatus == 0:
             session.exitstatus = NOTHING_RAN
 
     def _finish(self, folder: RunFolder) -> None:
@@ -236,13 +244,17 @@ class Plugin:
     def pytest_report_header(self) -> str:
         times = f"timed: {self.plan.settings.contract}" if self.plan.settings.contract else "not timed"
         names = ", ".join(kernel["name"] for kernel in self.plan.kernels) or "no kernel can run here"
-        return f"threearm: {len(self.plan.cases)} cases; {names}; {self.plan.options.device}, {times}"
+        return f"threearm: {counted(len(self.plan.cases), 'case')}; {names}; {self.plan.options.device}, {times}"
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Of the items that were reported: the folder may have more, which they were compared with."""
         if self.folder is None:
             return
         terminalreporter.write_sep("=", PREFIX)
-        terminalreporter.write_line(failure.summary(self.folder.records))
+        terminalreporter.write_line(failure.summary([r for r in self.folder.records if item_id(r.case, r.arm) in self.told]))
+        for family, count in collections.Counter(map(family_of, self.plan.cases)).items():
+            if not any(kernel["family"] == family for kernel in self.plan.kernels):
+                terminalreporter.write_line(f"not run: {counted(count, 'case')} of {family}: no chosen kernel is of that family")
         for why in dict.fromkeys(self.plan.unavailable.values()):
             names = [name for name, reason in self.plan.unavailable.items() if reason == why]
             terminalreporter.write_line(f"not available: {', '.join(names)}: {why}")

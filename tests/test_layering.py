@@ -136,6 +136,6 @@ def test_strategies_are_imported_only_when_cases_are_drawn() -> None:
 
 def test_the_command_line_does_not_load_torch() -> None:
     """The parent holds the clock and no CUDA context, and `--help` is instant."""
-    code = "import sys, harness.cli; print(sorted({'torch', 'triton', 'hypothesis'} & set(sys.modules)))"
+    code = "import sys, harness.cli; print(sorted({'torch', 'triton', 'hypothesis', 'matplotlib', 'jinja2', 'ray'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

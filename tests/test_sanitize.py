@@ -30,6 +30,15 @@ RACE = """========= Error: Race reported between Write access at topk(int *)+0x4
 =========     and Read access at topk(int *)+0x90 in select.cu:20 [508 hazards]
 =========
 """
+RACE_IN_CUBLAS = """========= Error: Race reported between Read access at nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT+0x30d0
+=========     and Write access at nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT+0x3eb0 [3072 hazards]
+=========
+"""
+READ_IN_TORCH = """========= Uninitialized __global__ memory read of size 2 bytes
+=========     at void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)
+=========     by thread (0,0,0) in block (0,0,0)
+=========
+"""
 FAULTY_REPORT = HEAD + WILD_STORE * 5 + "========= ERROR SUMMARY: 5 errors\n"
 UNWATCHED = HEAD + "========= Error: Target application terminated before first instrumented API call\n========= ERROR SUMMARY: 0 errors\n"
 LOGS = Path("the logs")
@@ -60,6 +69,14 @@ def test_errors_are_read_with_their_place_and_without_the_host_s_frames() -> Non
     ([HEAD + RACE + "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"], "racecheck", "cuda", Verdict.FAILED,
      "1 error;"),
     ([HEAD + "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"], "racecheck", "cuda", Verdict.PASSED, "0 errors"),
+    ([HEAD + RACE_IN_CUBLAS + "========= RACECHECK SUMMARY: 1 hazard displayed (1 error)\n"], "racecheck", "cuda", Verdict.PASSED,
+     "0 errors in the arm's own kernels; 1 in those of torch and cuBLAS"),
+    ([HEAD + RACE_IN_CUBLAS + RACE + "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"], "racecheck", "cuda",
+     Verdict.FAILED, "1 error;"),
+    ([HEAD + READ_IN_TORCH + "========= ERROR SUMMARY: 1 error\n"], "initcheck", "cuda", Verdict.PASSED, "1 in those of torch"),
+    ([HEAD + READ_IN_TORCH + "========= ERROR SUMMARY: 10001 errors\n"], "initcheck", "cuda", Verdict.VACUOUS,
+     "printed only the first 10,000"),
+    ([HEAD + READ_IN_TORCH + "========= ERROR SUMMARY: 1 error\n"], "memcheck", "cuda", Verdict.FAILED, "1 error;"),  # no false alarm
     ([HEAD], "memcheck", "cuda", Verdict.ERROR, "came to no summary"),
     ([], "memcheck", "cuda", Verdict.ERROR, "came to no summary"),
     ([HEAD + "========= Internal Sanitizer Error: no memory\n========= ERROR SUMMARY: 0 errors\n"], "memcheck", "cuda", Verdict.ERROR,

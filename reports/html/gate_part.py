@@ -90,8 +90,8 @@ def _worse(anchor: str, folder: GateFolder, links: dict[int, str]) -> list[Secti
         record = candidate.get((each.pairing.case, each.pairing.candidate)) or Record(each.pairing.case, each.pairing.candidate,
                                                                                      Verdict.SKIPPED)
         checks = [*record.checks, *([each.numbers] if each.numbers else [])]
-        shown.append(Failure(links[id(each)], record, own[each.pairing.case], BAD if each.change in WORSE else WARN, text, "", seen(checks),
-                             number < records.OPEN))
+        shown.append(Failure(links[id(each)], record, own[each.pairing.case], BAD if each.change in WORSE else WARN, text,
+                             shortened(f"{each.change.value}: {each.detail}", LONGEST), "", seen(checks), number))
     return [section(f"{anchor}-failures", f"What got worse, and what fails on both sides ({len(found)})", "failures", failures=shown,
                     steps=steps())]
 
@@ -134,7 +134,7 @@ def _every(anchor: str, folder: GateFolder, links: dict[int, str]) -> list[Secti
     for each in folder.transitions:
         if id(each) not in told:
             record = Record(each.pairing.case, each.pairing.candidate, each.candidate or Verdict.SKIPPED)
-            shown.append(Failure(links[id(each)], record, own[each.pairing.case], _cell(each, "").level, _in_full(each), "", [], False))
+            shown.append(Failure(links[id(each)], record, own[each.pairing.case], _cell(each, "").level, _in_full(each)))
     return [section(f"{anchor}-all", f"Every other comparison ({len(shown)})", "failures", failures=shown, steps=[])] if shown else []
 
 

@@ -11,8 +11,6 @@ from reports.evidence import command_line
 from reports.gate_things import facts
 from reports.html.parts import Section, render, table
 
-NO_NOTES: list[str] = []
-
 
 def of_run(anchor: str, info: RunInfo) -> Section:
     """The machine and versions of a run."""

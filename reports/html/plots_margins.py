@@ -9,6 +9,8 @@ from reports.html.figures import LINE, Plot
 LEAST = 1e-6
 """Smaller margins are drawn here."""
 LABEL, NUMBER = 104.0, 58.0
+WIDE = 40.0
+"""How far a check's name may reach into the plot, where it has a line of its own."""
 
 
 def of_checks(records: list[Record]) -> dict[str, dict[tuple[str, str], list[float]]]:
@@ -59,7 +61,3 @@ def _plot(kernel: str, rows: dict[tuple[str, str], list[float]], name: str) -> P
         told = "; ".join(f"{check} {output} at most {max(margins):.2g}" for (check, output), margins in rows.items())
         return Plot(kernel, figures.svg(figure, name, f"margins of {kernel}: {told}"),
                     "A tick for every passing check; right: the largest, of how many. Smaller ones than the axis has are at its left end.")
-
-
-WIDE = 40.0
-"""How far a check's name may reach into the plot, where it has a line of its own."""

@@ -26,8 +26,8 @@ ABOUT_TIMES = ("time in ms", "noise", "clocks")
 TELLING = ("reference", "set", "shape")
 """The checks that say most of what is wrong."""
 LONGEST = 160
-OPEN = 3
-"""Failures that are unfolded; paper shows all."""
+OPEN, IN_FULL = 8, 1
+"""Failures that are unfolded, and those of which the text is, too; paper shows all."""
 Options = Callable[[Record], list[str]]
 
 
@@ -43,16 +43,28 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A record that did not pass. text: in full; told_as: the arm before it that has the same findings, or ""."""
+    """A record that did not pass, or another that has a place on the page. text: in full; why: in a line; told_as: the arm before it that
+    has the same findings, or ""; number: its place among the failures, from 0, or -1 of what stays folded."""
 
     anchor: str
     record: Record
     label: str
     level: str
     text: str
-    told_as: str
-    shown: list[Shown]
-    unfolded: bool
+    why: str = ""
+    told_as: str = ""
+    shown: list[Shown] = dataclasses.field(default_factory=list)
+    number: int = -1
+
+    @property
+    def unfolded(self) -> bool:
+        """Whether its pictures are seen at once."""
+        return 0 <= self.number < OPEN
+
+    @property
+    def in_full(self) -> bool:
+        """Whether its text is seen at once."""
+        return self.unfolded and (self.number < IN_FULL or bool(self.told_as))
 
     @property
     def lines(self) -> list[tuple[str, str]]:
@@ -184,14 +196,14 @@ def failures(anchor: str, records: list[Record], options: Options) -> list[Secti
     texts = zip(bad, failure.describe_all(wrong, options), failure.told_as(wrong))
     for number, ((record, link), text, told_as) in enumerate(texts):
         pictures = [] if told_as else seen(record.checks)
-        shown.append(Failure(link, record, own[record.case], level(record.verdict), text, told_as, pictures, number < OPEN))
+        shown.append(Failure(link, record, own[record.case], level(record.verdict), text, _why(record), told_as, pictures, number))
     return [section(f"{anchor}-failures", f"What did not pass ({len(bad)})", "failures", failures=shown, steps=steps())]
 
 
 def seen(checks: list[Check]) -> list[Shown]:
-    """The checks that have something to see."""
+    """The checks that have something to see, the most telling first."""
     found = []
-    for check in checks:
+    for check in sorted(checks, key=lambda check: check.name not in TELLING):
         most = max(check.ulp.values(), default=0)
         ulp = [(step, count, 100 * count / most) for step, count in check.ulp.items()] if check.verdict is not Verdict.PASSED else []
         picture = draw(check.picture)
@@ -253,8 +265,7 @@ def samples(anchor: str, records: list[Record]) -> list[Plot]:
 def every_record(anchor: str, records: list[Record], options: Options) -> list[Section]:
     """The records that passed or were skipped, in full; the others are among the failures. [] of none."""
     own = names(list(dict.fromkeys(record.case for record in records)))
-    shown = [Failure(link, record, own[record.case], level(record.verdict), failure.describe(record, options(record), always=True), "", [],
-                     False)
+    shown = [Failure(link, record, own[record.case], level(record.verdict), failure.describe(record, options(record), always=True))
              for record, link in zip(records, anchors(anchor, records)) if record.verdict in failure.HARMLESS]
     return [section(f"{anchor}-all", f"What passed or was skipped ({len(shown)})", "failures", failures=shown, steps=[])] if shown else []
 
