@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import os
 import shlex
 import signal
 import sys
@@ -58,6 +57,7 @@ from harness.options import (
     contract_for,
     errors,
     fail,
+    import_problems,
     open_run,
     part_of,
     progress_bar,
@@ -71,7 +71,7 @@ from harness.options import (
 )
 from harness.report_command import after_run, must_have_folder, report, show
 from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now, revision
-from harness.runner import Runner, cases_of, probe
+from harness.runner import Runner, cases_of
 from harness.sanitize import TOOLS
 from harness.sanitize_command import replay_sanitized, sanitizer
 from reports import cells, failure
@@ -192,12 +192,7 @@ def arms(device: Device = "auto", load: Load = None, broken: Broken = False) -> 
 
 def can_run(kernel: dict[str, Any], options: WorkerOptions) -> str:
     """yes, or what does not run and why. Imports the kernel's package in a process of its own."""
-    why, none_only = kernel["why_not"], ""
-    if not why and kernel["imports"]:
-        try:
-            why, none_only = probe(options, Path(os.devnull), kernel["name"])
-        except WorkerDied as death:
-            why = f"importing it ends the process: {death.detail}"
+    why, none_only = import_problems(kernel, options)
     return f"no: {why}" if why else f"none arm alone: {none_only}" if none_only else "yes"
 
 

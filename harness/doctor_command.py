@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import os
 import sys
 import tempfile
 import time
@@ -16,7 +15,7 @@ from harness import doctor_host, doctor_nvml
 from harness.client import Unfit, WorkerDied, WorkerOptions, WorkerProcess
 from harness.doctor import Finding, Level, exit_code, of_device, of_host, of_kernels, of_probes
 from harness.doctor_gpu import of_gpu
-from harness.options import Device, Load, errors, progress_bar, worker_options
+from harness.options import Device, Load, errors, import_problems, progress_bar, worker_options
 from harness.runfolder import as_json
 from harness.runner import describe, probe
 from harness.watch import Watch
@@ -99,15 +98,5 @@ def imported(kernels: list[dict[str, Any]], options: WorkerOptions, tell: Any) -
     """The kernels, with what importing their packages says; each in a process of its own, several at a time: torch alone takes seconds."""
     tell("importing the kernels' packages")
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as several:
-        return list(several.map(lambda kernel: looked_at(kernel, options), kernels))
-
-
-def looked_at(kernel: dict[str, Any], options: WorkerOptions) -> dict[str, Any]:
-    """One kernel, after its package was imported."""
-    why, none_only = kernel["why_not"], ""
-    if not why and kernel["imports"]:
-        try:
-            why, none_only = probe(options, Path(os.devnull), kernel["name"])
-        except WorkerDied as death:
-            why = f"importing it ends the process: {death.detail}"
-    return {**kernel, "why_not": why, "none_only": none_only}
+        found = several.map(lambda kernel: import_problems(kernel, options, probe), kernels)
+        return [{**kernel, "why_not": why, "none_only": none_only} for kernel, (why, none_only) in zip(kernels, found)]

@@ -16,18 +16,16 @@ from harness.evidence_plans import PLANS, EvidencePlan
 from harness.options import (
     INTERRUPTED,
     NOTHING_RAN,
-    PAUSE,
     Device,
     Junit,
     Load,
-    NowAndThen,
     Timeout,
     ask,
     choose,
     console,
     errors,
     fail,
-    progress_bar,
+    followed,
     say,
     worker_options,
 )
@@ -137,15 +135,8 @@ def cut_down(kernel: dict[str, Any], cases: list[str]) -> dict[str, Any]:
 def execute(folder: EvidenceFolder, plan: EvidencePlan, options: WorkerOptions, asked: Asked, other: EvidenceFolder | None,
             out: Path | None, junit: Path | None) -> NoReturn:
     """Run, write and show the page, and exit. What is known is kept and shown whatever happens."""
-    problem, told = "", NowAndThen(PAUSE)
-    with progress_bar(errors) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def progress(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what[:LONGEST])
-            if not errors.is_terminal:
-                told.say(f"{done} of {total}  {what}")
-
+    problem = ""
+    with followed() as progress:
         try:
             Evidence(folder, plan, options, asked, progress).run()
         except KeyboardInterrupt:

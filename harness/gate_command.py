@@ -20,7 +20,6 @@ from harness.gate_sides import at_work, given_side, live_options, live_side, loa
 from harness.given import Kind
 from harness.options import (
     NOTHING_RAN,
-    PAUSE,
     Broken,
     Cases,
     Device,
@@ -29,29 +28,26 @@ from harness.options import (
     Launches,
     Load,
     Memory,
-    NowAndThen,
     Timeout,
     console,
     errors,
     fail,
+    followed,
     in_seconds,
     open_run,
-    progress_bar,
     read_cases,
-    replay_options,
     say,
-    stored_options,
     worker_options,
 )
-from harness.record import Record
 from harness.report_command import after_run, must_have_folder
 from harness.runfolder import RunError, RunFolder, now, revision
 from harness.sampling import AUTO, Plan
 from harness.thresholds import ThresholdError, load, rule_for
-from harness.transitions import UNRESOLVED, as_it_ended
+from harness.transitions import UNRESOLVED
 from reports import gate as report
 from reports.gate_page import failure_texts
 from reports.gate_things import verdict
+from reports.repeating import of_gate
 
 GIVE_UP = 2
 """Cases in a row on which an arm hangs or crashes before it is asked no more."""
@@ -171,15 +167,8 @@ def cut_down(side: SideInfo, kernels: list[dict[str, Any] | None]) -> SideInfo:
 def execute(folder: GateFolder, sides: tuple[Side, Side], pairs: list[Pair], timing: Timing | None, keep_outputs: bool,
             markdown: Path | None, junit: Path | None) -> NoReturn:
     """Run, write and show the result, and exit."""
-    problem, told = "", NowAndThen(PAUSE)
-    with progress_bar(errors) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def progress(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what[:LONGEST])
-            if not errors.is_terminal:
-                told.say(f"{done} of {total}  {what}")
-
+    problem = ""
+    with followed() as progress:
         try:
             Gate(folder, *sides, pairs, timing, keep_outputs, progress).run()
         except KeyboardInterrupt:
@@ -213,24 +202,9 @@ def show(folder: GateFolder, again: bool = False) -> int:
     return code or UNRESOLVED
 
 
-Repeat = Callable[[str, Record], list[str]]
-
-
-def repeater(folder: GateFolder) -> Repeat:
-    """What the line that repeats a record needs besides: (base or candidate, record) -> words."""
-    stored = {name: stored_options(run) for name, run in folder.sides.items()}
-
-    def repeat(side: str, record: Record) -> list[str]:
-        options, plan = stored[side]
-        other = ["--python", options.python] if options and options.python != sys.executable else []
-        return [*replay_options(as_it_ended(record) or record, options, plan), *other]  # given up: with the --timeout of the hang
-
-    return repeat
-
-
 def markdown_page(folder: GateFolder, again: bool = False) -> str:
     """The whole result as Markdown. again: it is a stored one."""
-    return report.markdown(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), repeater(folder), again)
+    return report.markdown(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), of_gate(folder), again)
 
 
 def report_gate(folder: GateFolder, markdown: bool, failures: bool) -> None:
@@ -238,7 +212,7 @@ def report_gate(folder: GateFolder, markdown: bool, failures: bool) -> None:
     if markdown:
         print(markdown_page(folder, again=True), end="")
     elif failures:
-        told = failure_texts(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), repeater(folder))
+        told = failure_texts(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), of_gate(folder))
         say("\n\n".join(told) or "nothing got worse, and nothing fails on both sides")
     else:
         show(folder, again=True)

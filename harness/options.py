@@ -1,13 +1,14 @@
 """The command line's options: their types, how they are read, and the one line that says what is wrong with one."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, NoReturn
@@ -34,6 +35,7 @@ DECISIVE = ("TRITON_INTERPRET",)
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
 USAGE, NOTHING_RAN, INTERRUPTED = 2, 5, 130
 UNITS = {"s": 1, "m": 60, "h": 3600}
+LONGEST = 90  # characters of what a bar says is under way
 PAUSE = 30.0  # seconds between two lines of progress where stdout is no terminal
 
 console = Console(width=None if sys.stdout.isatty() else 130, emoji=False)  # emoji: `cuda:-1:` would be shown as a thumb down
@@ -72,6 +74,22 @@ def progress_bar(where: Console) -> Progress:
     """What is under way and how much of it is done; nothing where `where` is no terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=where, transient=True, disable=not where.is_terminal)
+
+
+@contextlib.contextmanager
+def followed(longest: int = LONGEST) -> Iterator[Callable[[int, int, str], None]]:
+    """What is to be called with how much is done, of how much, and what is under way: a bar on a terminal's stderr, else a line now and
+    then."""
+    told = NowAndThen(PAUSE)
+    with progress_bar(errors) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what[:longest])
+            if not errors.is_terminal:
+                told.say(f"{done} of {total}  {what}")
+
+        yield progress
 
 
 def fail(message: str, code: int = USAGE) -> NoReturn:
@@ -244,14 +262,20 @@ class NowAndThen:
             errors.print(line, highlight=False, markup=False)
 
 
-def usable(kernel: dict[str, Any], options: WorkerOptions, probed: Callable[..., tuple[str, str]] = probe) -> dict[str, Any]:
-    """The kernel with the arms that its package has here; none where that cannot be imported. probed: imports it, by default here."""
-    if not kernel["imports"]:
-        return kernel
+def import_problems(kernel: dict[str, Any], options: WorkerOptions, probed: Callable[..., tuple[str, str]] = probe) -> tuple[str, str]:
+    """Why a kernel cannot run, and why it has a none arm alone, "" where nothing: its package is imported in a process of its own.
+    probed: imports it, by default here."""
+    if kernel["why_not"] or not kernel["imports"]:
+        return kernel["why_not"], ""
     try:
-        why, none_only = probed(options, Path(os.devnull), kernel["name"])
+        return probed(options, Path(os.devnull), kernel["name"])
     except WorkerDied as death:
-        why, none_only = death.detail, ""
+        return f"importing it ends the process: {death.detail}", ""
+
+
+def usable(kernel: dict[str, Any], options: WorkerOptions, probed: Callable[..., tuple[str, str]] = probe) -> dict[str, Any]:
+    """The kernel with the arms that its package has here; none where that cannot be imported. probed: as of import_problems."""
+    why, none_only = import_problems(kernel, options, probed)
     if why:
         say(f"not available: {kernel['name']}: {why}", style="dim")
     return {**kernel, "arms": [] if why else [arm for arm in kernel["arms"] if arm == "none" or not none_only]}

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -17,13 +16,13 @@ from harness.gate_folder import GateFolder
 from harness.mutants_file import MutantsFile
 from harness.mutants_file import load as load_matrix
 from harness.options import NOTHING_RAN, Junit, console, errors, fail, replay_options, say, stored_options
-from harness.record import Record
 from harness.rejudge_command import rejudge_folder
 from harness.runfolder import RunError, RunFolder
 from harness.runner import cases_of
 from harness.stored import Stored, code_of, open_folder, records_of
 from reports import evidence, failure, github, junit, table
 from reports.gate_things import verdict
+from reports.repeating import of_gate, of_run
 
 SHOWN_FAILURES = 10
 WORST = (0, 4, 3, 5, 1)
@@ -138,14 +137,8 @@ def show_evidence(folder: EvidenceFolder, markdown: bool, failures: bool) -> Non
 def tell_failures(folder: RunFolder) -> None:
     """Every record that did not pass, in full."""
     bad = [record for record in folder.records if record.verdict not in failure.HARMLESS]
-    for text in failure.describe_all(bad, repeater(folder)):
+    for text in failure.describe_all(bad, of_run(folder)):
         say(text)
-
-
-def repeater(folder: RunFolder) -> Callable[[Record], list[str]]:
-    """What the line that repeats a record needs besides."""
-    options, plan = stored_options(folder)
-    return lambda record: replay_options(record, options, plan)
 
 
 def show(folder: RunFolder, options: WorkerOptions | None, plan: Settings | None) -> None:
@@ -216,19 +209,18 @@ def annotations_of(folder: Stored, code: int, again: bool) -> list[str]:
     """GitHub's, of a folder."""
     if isinstance(folder, GateFolder):
         return github.of_transitions(folder.transitions, folder.info, again)
-    told = {id(record): repeater(run) for run in runs_of(folder) for record in run.records}
+    told = {id(record): of_run(run) for run in runs_of(folder) for record in run.records}
     return github.of_records(records_of(folder), lambda record: told[id(record)](record), code, in_a_line(folder))
 
 
 def suites(folder: Stored) -> list[junit.Suite]:
     """A folder's testsuites."""
     if isinstance(folder, GateFolder):
-        from harness.gate_command import repeater as sides_repeater
         records = folder.records("base"), folder.records("candidate")
-        return junit.of_gate(folder.transitions, folder.info, *records, sides_repeater(folder))
+        return junit.of_gate(folder.transitions, folder.info, *records, of_gate(folder))
     if isinstance(folder, RunFolder):
-        return junit.of_run(folder.info, folder.records, repeater(folder))
-    found = [suite for name, run in folder.runs.items() for suite in junit.of_run(run.info, run.records, repeater(run), name)]
+        return junit.of_run(folder.info, folder.records, of_run(folder))
+    found = [suite for name, run in folder.runs.items() for suite in junit.of_run(run.info, run.records, of_run(run), name)]
     pairs = [junit.of_pairs(f"{folder.info.name}.pairs", folder.pairs, folder.info.started, folder.info.machine)]
     return [*found, *(pairs if folder.pairs else [])]
 

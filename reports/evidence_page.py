@@ -12,15 +12,14 @@ from rich.text import Text
 
 from harness.evidence_folder import RUN, EvidenceFolder
 from harness.evidence_plans import PLANS
-from harness.options import replay_options, stored_options
 from harness.record import Record
-from harness.runfolder import RunFolder
 from harness.verdicts import Verdict, worst
 from harness.words import counted
 from reports import evidence, evidence_curves, evidence_prefill, failure
 from reports.cells import markdown_table
 from reports.evidence_common import invalid, processes
 from reports.evidence_compare import side_by_side
+from reports.repeating import of_run
 
 SHOWN_FAILURES = 10
 LONGEST_WHY = 200
@@ -152,7 +151,7 @@ def told_arms(ran: list[Record]) -> dict[str, str]:
 
 def failures(folder: EvidenceFolder, short: bool) -> str:
     """What did not pass: a row a record, with the line that repeats it; in full, but on a screen, as many as there is room for."""
-    bad = [(record, _repeater(run)) for run in folder.runs.values() for record in run.records if record.verdict not in failure.HARMLESS]
+    bad = [(record, of_run(run)) for run in folder.runs.values() for record in run.records if record.verdict not in failure.HARMLESS]
     rows = [[record.arm, record.case.partition(":")[2], record.verdict.value, why(record),
              f"`{failure.replay_line(record, repeat(record))}`"] for record, repeat in bad]
     rows += [[found.partition(" on ")[0], "", "INVALID", found, ""] for found in invalid(folder.pairs)]
@@ -188,11 +187,6 @@ def in_full(folder: EvidenceFolder, bad: list[tuple[Record, Callable[[Record], l
     fenced = "\n".join(texts).replace("```", "` ` `")
     return (f"\n\n<details><summary>In full: {told}; every one: threearm report {folder.path.name} --failures</summary>\n\n"
             f"```\n{fenced}\n```\n\n</details>")
-
-
-def _repeater(run: RunFolder) -> Callable[[Record], list[str]]:
-    options, settings = stored_options(run)
-    return lambda record: replay_options(record, options, settings)
 
 
 def skipped(folder: EvidenceFolder) -> str:

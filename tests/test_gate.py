@@ -19,13 +19,13 @@ from harness.asking import Settings
 from harness.client import WorkerOptions
 from harness.comparison import Change, TimeVerdict, Transition
 from harness.gate import NO_OUTPUTS
-from harness.gate_command import repeater
 from harness.gate_folder import LIVE, STORED, GateFolder, GateInfo, SideInfo
 from harness.gate_sides import not_passed_on
 from harness.record import Record
 from harness.runfolder import RunFolder
 from harness.tensorfile import read
 from harness.verdicts import SOURCES, Verdict
+from reports.repeating import of_gate
 
 PYTHON = ("--base", sys.executable, "--candidate", sys.executable, "--device", "cpu")
 GATED = ("--load", str(FAULTY / "gated.py"), "--time", "none")
@@ -189,7 +189,7 @@ def test_what_was_given_up_is_repeated_under_the_same_deadline(tmp_path: Path) -
     options = {"worker": dataclasses.asdict(WorkerOptions("cpu", False, (), 1)), "settings": dataclasses.asdict(Settings(timeout=4.0))}
     side = SideInfo("python", LIVE, sys.executable, {}, [], options)
     folder = GateFolder.create(tmp_path, GateInfo("", [], [TINY], [], side, side, {}))
-    repeat = repeater(folder)
+    repeat = of_gate(folder)
     for record, words in [(Record(TINY, "k/none", Verdict.SKIPPED, "given up: hung on 2 cases before"), ["--timeout", "4"]),
                           (Record(TINY, "k/none", Verdict.TIMEOUT, "no answer"), ["--timeout", "4"]),
                           (Record(TINY, "k/none", Verdict.SKIPPED, "given up: crashed on 2 cases before"), [])]:

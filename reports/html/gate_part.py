@@ -6,11 +6,11 @@ from harness.gate_folder import GateFolder
 from harness.record import Record
 from harness.transitions import SLOWER, WORSE, WRONG, was_compared
 from harness.verdicts import Verdict
-from reports import failure
+from reports import failure, repeating
 from reports.cells import labels, names
 from reports.gate_page import failure_texts, wrong_ones
 from reports.gate_things import LOUD, Thing, arms_in_words, contracts, kernels_of, ratio_in_words, things, timed, verdict, why_untimed
-from reports.html import machine, records, repeating
+from reports.html import machine, records
 from reports.html.parts import BAD, GOOD, IDLE, WARN, Cell, Finding, Part, Section, render, section, steps, table
 from reports.html.plots_groups import Interval, forest
 from reports.html.records import LONGEST, Failure, seen, shortened

@@ -9,8 +9,9 @@ from harness.evidence_folder import EvidenceFolder
 from harness.record import Record
 from harness.runfolder import RunFolder, exit_code
 from harness.verdicts import Verdict
+from reports import repeating
 from reports.cells import names
-from reports.html import machine, records, repeating
+from reports.html import machine, records
 from reports.html.parts import BAD, GOOD, WARN, Part, Section, section
 from reports.html.plots_groups import Interval, forest
 
