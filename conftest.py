@@ -49,13 +49,9 @@ def group_of(nodeid: str) -> str:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """--dist loadfile, with groups for files. (The marks of --dist loadgroup do nothing in pytest-xdist 3.8 under pytest 9.2.)"""
-    from xdist.scheduler import LoadFileScheduling
+    from harness.pytest_groups import ByGroup
 
-    class ByGroup(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
-
-    return ByGroup(config, log) if config.getvalue("dist") == "loadfile" else None
+    return ByGroup(config, log, group_of) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

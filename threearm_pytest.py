@@ -24,7 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Refuse options on the command line that are about no case: they would be a green run of nothing. In a configuration file they stand
+    for the runs that have cases."""
     if not config.option.threearm_suite and not config.option.threearm_case:
+        given = next((word for word in map(str, config.invocation_params.args) if word.startswith("--threearm-")), "")
+        if given:
+            raise pytest.UsageError(f"{given}: needs --threearm-suite=NAME or --threearm-case=TEXT, which say what is run")
         return
     from threearm import shadowed
 

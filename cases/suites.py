@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from pathlib import Path
 
 from cases.families import Case, parse_case
@@ -41,6 +42,9 @@ def _load(name: str, path: Path) -> list[Case]:
     if text is None:
         near = difflib.get_close_matches(name, suite_names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
+        if os.sep in name or name.endswith(".txt"):  # a path
+            what = "it is a folder" if path.is_dir() else "no such file"
+            raise CaseError(f"no file of cases {name!r}: {hint}{what}")
         raise CaseError(f"unknown suite {name!r}: {hint}suites are {', '.join(suite_names())}, or a path to a file of cases")
     cases = []
     for number, line in enumerate(text.splitlines(), 1):

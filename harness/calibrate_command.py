@@ -40,6 +40,7 @@ from harness.options import (
     with_environment,
     worker_options,
 )
+from harness.report_command import before_work
 from harness.runfolder import now
 from harness.runner import cases_of
 from harness.sampling import AUTO, Plan, Side, sample_pairs
@@ -60,10 +61,9 @@ def calibrate(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, com
               device: Device = "auto", load_files: Load = None, broken: Broken = False, settings: Overrides = "", timeout: Timeout = 0.0,
               memory: Memory = 0.0) -> None:
     """Time each arm against itself, and from that say what a change must be to be one."""
+    before_work({"--out": out}, on_github=False)
     texts = read_cases(cases, suite, settings)
     options = with_environment(worker_options(device, load_files, broken, arm, memory), python, env)
-    if not out.parent.is_dir():
-        fail(f"--out {out}: no such folder as {out.parent}")
     description = ask(options, texts)
     options = dataclasses.replace(options, device=description["device"])
     contract = contract_of(contract, options.device)

@@ -69,18 +69,32 @@ from harness.options import (
     with_environment,
     worker_options,
 )
-from harness.report_command import after_run, must_have_folder, report, show
-from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, now, revision
+from harness.record import Record
+from harness.report_command import after_run, before_work, report, show
+from harness.runfolder import RunError, RunFolder, RunInfo, exit_code, fingerprints, now, revision
 from harness.runner import Runner, cases_of
 from harness.sanitize import TOOLS
 from harness.sanitize_command import replay_sanitized, sanitizer
+from harness.verdicts import Verdict
 from reports import cells, failure
 
 LONGEST = 90
 TAIL = 30  # lines of the worker's log that replay shows after an exception
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-                  help="Differential correctness and performance harness for sparse-attention kernels.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def tell_version(asked: bool) -> None:
+    """Print the version and end."""
+    if asked:
+        print(f"threearm {revision()}")
+        raise typer.Exit()
+
+
+@app.callback()
+def about(version: Annotated[bool, typer.Option("--version", is_eager=True, callback=tell_version,
+                                                help="Print the version.")] = False) -> None:
+    """Differential correctness and performance harness for sparse-attention kernels."""
 
 
 @app.command()
@@ -93,7 +107,7 @@ def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm
         resume: Annotated[Path | None, typer.Option(help="Go on with this run folder; its own options hold.")] = None,
         junit: Junit = None) -> None:
     """Take cases through every available arm: table, records, exit code."""
-    must_have_folder(junit, "--junit")
+    before_work({"--junit": junit})
     if resume:
         sources = {name: context.get_parameter_source(name) for name in context.params if name not in ("resume", "junit")}
         if any(source and source.name == "COMMANDLINE" for source in sources.values()):
@@ -114,7 +128,8 @@ def run(context: typer.Context, cases: Cases = None, suite: Suite = "smoke", arm
     unavailable = {k["name"]: k["why_not"] for k in description["kernels"] if not arm and k["why_not"] and cases_of(k, texts)}
     part = {**({"shard": shard, "whole": whole} if shard else {}), **({"gpus": lanes} if lanes else {})}
     info = RunInfo(now(), sys.argv, texts, kernels, {**description["machine"], **in_words(lanes), "threearm": revision()},
-                   {"worker": dataclasses.asdict(options), "settings": dataclasses.asdict(plan), "unavailable": unavailable, **part})
+                   {"worker": dataclasses.asdict(options), "loaded": fingerprints(options.load), "settings": dataclasses.asdict(plan),
+                    "unavailable": unavailable, **part})
     try:
         folder = RunFolder.create(runs, info)
     except RunError as error:
@@ -215,8 +230,8 @@ def list_cases(cases: Cases = None, suite: Suite = "smoke", arm: Arms = None, de
 def replay(case: Annotated[str, typer.Argument(help="A case text.")],
            arm: Annotated[str, typer.Option("--arm", help="kernel or kernel/arm.")],
            device: Device = "auto", load: Load = None, time: Time = "none", samples: Samples = 30,
-           timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, launches: Launches = 0, python: Python = "",
-           env: Environment = None,
+           timeout: Timeout = 0.0, memory: Memory = 0.0, fp64: Fp64 = False, time_wrong: TimeWrong = False, launches: Launches = 0,
+           python: Python = "", env: Environment = None,
            sanitize: Annotated[str, typer.Option(help=f"Under compute-sanitizer: {' | '.join(TOOLS)}.")] = "") -> None:
     """Run one case again on one kernel and tell every check in full. Arms before the named one run too, to be compared with; not with
     --sanitize, where each named one has a process of its own."""
@@ -231,7 +246,7 @@ def replay(case: Annotated[str, typer.Argument(help="A case text.")],
         replay_sanitized(options, Settings("", samples, fp64, timeout, launches=launches), kernel, texts[0], sanitize, program)
     every = next(k["arms"] for k in description["kernels"] if k["name"] == kernel["name"])
     kernel["arms"] = every[: every.index(wanted[-1]) + 1]
-    plan = Settings(contract_for(time, options.device), samples, fp64, timeout, launches=launches)
+    plan = Settings(contract_for(time, options.device), samples, fp64, timeout, time_wrong, launches)
     folder = RunFolder(None, RunInfo(now(), sys.argv, texts, [kernel], {}, {}))
     with tempfile.TemporaryDirectory() as scratch:
         runner = Runner(folder, options, plan, [kernel], lambda *_: None, Path(scratch) / "worker.log")
@@ -246,9 +261,18 @@ def replay(case: Annotated[str, typer.Argument(help="A case text.")],
     for record in records:
         again = [*replay_options(record, options, plan), *(["--python", python] if python else [])]
         say(failure.describe(record, again, always=True))
+        if plan.contract and not record.time:
+            say(f"  no time: {why_no_time(record)}")
     if any(map(failure.raised, records)):
         say("the worker printed:\n" + "\n".join(f"  {line}" for line in printed.splitlines()[-TAIL:]))
     raise typer.Exit(exit_code(records))
+
+
+def why_no_time(record: Record) -> str:
+    """Why an arm that was to be timed has no time."""
+    if record.verdict is Verdict.PASSED:
+        return "it was not measured"
+    return "an arm that did not pass is not timed" + (", except with --time-wrong" if record.checks else "")
 
 
 # here, since --help lists commands in this order

@@ -54,7 +54,11 @@ class WorkerDied(Exception):
 
 
 class Unfit(Exception):
-    """The environment cannot run workers as asked: no such device, a file to load that does not import. One line."""
+    """The environment cannot run workers as asked: there is no such device. One line."""
+
+
+class Unloadable(Unfit):
+    """What was given to be loaded is wrong, not the environment: a kernel file that does not import, or registers nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +88,7 @@ def default_memory() -> int:
 class WorkerProcess:
     """One worker process; its stdout and stderr are appended to `log`.
 
-    Raises Unfit if it cannot start as asked, WorkerDied whenever it ends or overruns its time.
+    Raises Unfit or Unloadable if it cannot start as asked, WorkerDied whenever it ends or overruns its time.
     """
 
     def __init__(self, options: WorkerOptions, log: Path, start_limit: float = 300.0) -> None:
@@ -99,6 +103,8 @@ class WorkerProcess:
                     return
                 if event["event"] == "unfit":
                     raise Unfit(event["reason"])
+                if event["event"] == "unloadable":
+                    raise Unloadable(event["reason"])
         except BaseException:  # also an interrupt: nobody else knows of the process yet
             self.kill()
             raise

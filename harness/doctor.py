@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import errno
+import os
 import statistics
 from typing import Any
 
 from harness.doctor_host import Host
 from harness.sampling import CLOCKS_APART, LOWEST_CLOCK
 from harness.watch import POWER_CAP, SLOWDOWN, Reading, slowed
+from harness.words import counted
 
 GIB = 1 << 30
 LEAST_SHARE, POOR_SHARE = 0.75, 0.6
@@ -60,8 +63,7 @@ def of_device(facts: dict[str, Any], wants_cpu: bool = False) -> list[Finding]:
     """facts: the probe `build`. wants_cpu: --device cpu."""
     if facts["device"] == "cpu":
         if facts["driver_seen"] and not facts["cuda_usable"]:
-            return [Finding("gpu", Level.PROBLEM, f"there is an NVIDIA driver, but torch {facts['torch']} does not see a GPU",
-                            "install a torch that is built for CUDA no newer than the driver's, and look at CUDA_VISIBLE_DEVICES")]
+            return [Finding("gpu", Level.PROBLEM, *unseen(facts))]
         seen = "not asked for (--device cpu)" if wants_cpu and facts["cuda_usable"] else "none"
         return [Finding("gpu", Level.WARNING, f"{seen}: this machine can tell whether an answer is right; its times are no evidence",
                         "times are taken on the GPU that is to be served from")]
@@ -79,6 +81,38 @@ def of_device(facts: dict[str, Any], wants_cpu: bool = False) -> list[Finding]:
         finding("memory", free < FREE_SHARE, f"{facts['free'] / GIB:.0f} of {facts['total'] / GIB:.0f} GiB free",
                 "end what else holds memory (nvidia-smi): cases of 1M keys need most of it"),
     ]
+
+
+def not_there(device: str, facts: dict[str, Any]) -> Finding:
+    """A device that was asked for and cannot be used. device: as --device has it; facts: the probe `build`, on the CPU."""
+    if facts["cuda_usable"]:
+        sees = f"torch sees {counted(facts['gpus'], 'GPU')}, from cuda:0"
+        return Finding("gpu", Level.PROBLEM, f"{device} is not there or cannot be used: {sees}",
+                       "--device cuda, or the number of one of those; nvidia-smi says more")
+    says, remedy = unseen(facts)
+    return Finding("gpu", Level.PROBLEM, f"{device} is not there: {says}", f"{remedy}; without a GPU: --device cpu")
+
+
+def unseen(facts: dict[str, Any]) -> tuple[str, str]:
+    """Why torch sees no GPU, and how to put it right. facts: the probe `build`."""
+    driver = "there is an NVIDIA driver" if facts["driver_seen"] else "there is no NVIDIA driver"
+    get_driver = "" if facts["driver_seen"] else "install the driver, or give the container the GPU (docker run --gpus all)"
+    if not facts["cuda"]:
+        return (f"{driver}, and torch {facts['torch']} is built without CUDA",
+                "; ".join(filter(None, (get_driver, "install a torch that is built for CUDA no newer than the driver's "
+                                        "(https://pytorch.org/get-started/locally)"))))
+    if get_driver:
+        return driver, get_driver
+    return (f"{driver}, but torch {facts['torch']} for CUDA {facts['cuda']} does not see a GPU",
+            "look at CUDA_VISIBLE_DEVICES, and whether the driver is older than that CUDA: update it, or install a torch for an older CUDA")
+
+
+def no_worker(detail: str) -> Finding:
+    """A worker that died before it could answer. detail: how, with the last that it printed."""
+    lacks = "No module named" in detail
+    return Finding("worker", Level.PROBLEM, f"cannot run: {detail}",
+                   "pip install -e . into this interpreter" if lacks else
+                   "see what `python -c 'import torch'` says in this interpreter: what ends that ends every worker")
 
 
 # What the probes found
@@ -161,9 +195,7 @@ def of_host(host: Host, on_gpu: bool) -> list[Finding]:
                 "end what else runs; wall times and launches wait", Level.PROBLEM if load > 1.5 and on_gpu else Level.WARNING),
         finding("CPU governor", host.governor not in ("", "performance"), host.governor or "not told: a virtual machine, or a container",
                 "cpupower frequency-set -g performance (as root)"),
-        finding("disk", host.free < GIB, f"{host.free / GIB:.1f} GiB free for {host.runs}", "make room, or give --runs another place",
-                Level.PROBLEM if host.free < GIB // 8 else Level.WARNING) if host.writable else
-        Finding("disk", Level.PROBLEM, f"{host.runs} cannot be written", "give --runs a place that can be"),
+        disk(host),
         finding("threearm", host.dirty, host.revision, "commit: a number of a changed tree cannot be repeated"),
     ]
     if on_gpu:
@@ -172,6 +204,17 @@ def of_host(host: Host, on_gpu: bool) -> list[Finding]:
                              "unset them"))
         found.insert(0, finding("nvidia-smi", not host.nvidia_smi, says, CONTAINER))
     return found
+
+
+def disk(host: Host) -> Finding:
+    """Where run folders go. What cannot be written has no room for a reason that making room does not end, unless it is full."""
+    free = f"{host.free / GIB:.1f} GiB free"
+    if host.refused:
+        full = os.strerror(errno.ENOSPC) in host.refused
+        return Finding("disk", Level.PROBLEM, f"{host.runs} cannot be written ({host.refused}){f', {free}' if full else ''}",
+                       "make room, or give --runs another place" if full else "give --runs a place that can be")
+    return finding("disk", host.free < GIB, f"{free} for {host.runs}", "make room, or give --runs another place",
+                   Level.PROBLEM if host.free < GIB // 8 else Level.WARNING)
 
 
 def of_kernels(kernels: list[dict[str, Any]], on_gpu: bool) -> list[Finding]:

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from harness import doctor_host, doctor_nvml
-from harness.client import Unfit, WorkerDied, WorkerOptions, WorkerProcess
-from harness.doctor import Finding, Level, exit_code, of_device, of_host, of_kernels, of_probes
+from harness.client import Unfit, Unloadable, WorkerDied, WorkerOptions, WorkerProcess
+from harness.doctor import Finding, Level, exit_code, no_worker, not_there, of_device, of_host, of_kernels, of_probes
 from harness.doctor_gpu import of_gpu
 from harness.options import Device, Load, errors, import_problems, progress_bar, worker_options
 from harness.runfolder import as_json
@@ -55,9 +55,28 @@ def examined(options: WorkerOptions, tell: Any) -> tuple[list[Finding], dict[str
         options = dataclasses.replace(options, device=described["device"])
         tell("trying the device")
         return [*tried(options), *of_kernels(imported(described["kernels"], options, tell), options.device != "cpu")], described["machine"]
-    except (Unfit, WorkerDied) as error:
-        return [Finding("worker", Level.PROBLEM, f"cannot run: {error}",
-                        "pip install -e . into this interpreter; without a GPU: --device cpu")], {}
+    except WorkerDied as death:
+        return [no_worker(death.detail)], {}
+    except Unloadable as error:
+        return [Finding("worker", Level.PROBLEM, f"cannot run: {error}", "mend that file, or leave --load out")], {}
+    except Unfit as error:
+        return [unusable(options, str(error))], {}
+
+
+def unusable(options: WorkerOptions, told: str) -> Finding:
+    """Why the device that was asked for cannot be used, by what a worker without it sees. told: what torch said of the device."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            worker = WorkerProcess(dataclasses.replace(options, device="cpu"), Path(folder) / "worker.log")
+        except WorkerDied as death:
+            return no_worker(death.detail)
+        try:
+            build = asked(worker, "build")
+        except WorkerDied as death:
+            return no_worker(death.detail)
+        finally:
+            worker.kill()
+    return Finding("gpu", Level.PROBLEM, told, "nvidia-smi may say more") if build.get("raised") else not_there(options.device, build)
 
 
 def tried(options: WorkerOptions) -> list[Finding]:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from harness.runfolder import revision
+from harness.writable import why_not
 
 SPOILS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE", "PYTORCH_NO_CUDA_MEMORY_CACHING",
           "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TRITON_INTERPRET")
@@ -17,8 +18,8 @@ GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 @dataclasses.dataclass
 class Host:
     """load: runnable processes, mean of a minute; cores: that we may use; governor: "" where the kernel does not tell; free: bytes for
-    run folders at `runs`; revision: version, commit, and whether the tree was changed; variables: that are set
-    and spoil launches."""
+    run folders at `runs`; refused: why nothing can be written there, "" where it can; revision: version, commit, and whether the tree was
+    changed; variables: that are set and spoil launches."""
 
     load: float
     cores: int
@@ -26,7 +27,7 @@ class Host:
     nvidia_smi: bool
     runs: Path
     free: int
-    writable: bool
+    refused: str
     revision: str
     variables: list[str] = dataclasses.field(default_factory=list)
 
@@ -43,5 +44,5 @@ def look(runs: Path) -> Host:
         governor = ""
     place = next(folder for folder in (runs.resolve(), *runs.resolve().parents) if folder.exists())
     return Host(os.getloadavg()[0], len(os.sched_getaffinity(0)), governor, shutil.which("nvidia-smi") is not None, runs,
-                shutil.disk_usage(place).free, place.is_dir() and os.access(place, os.W_OK), revision(),
+                shutil.disk_usage(place).free, why_not(runs), revision(),
                 [f"{name}={os.environ[name]}" for name in SPOILS if os.environ.get(name, "0") != "0"])

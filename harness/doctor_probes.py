@@ -27,7 +27,8 @@ COPY_SECONDS = 0.5
 def build(device: torch.device) -> Facts:
     """What torch was built for, and which GPU it sees."""
     facts: Facts = {"pid": os.getpid(), "device": device.type, "torch": torch.__version__, "cuda": torch.version.cuda or "",
-                    "driver_seen": os.path.exists("/dev/nvidiactl"), "cuda_usable": torch.cuda.is_available()}
+                    "driver_seen": os.path.exists("/dev/nvidiactl"), "cuda_usable": torch.cuda.is_available(),
+                    "gpus": torch.cuda.device_count()}
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         free, total = torch.cuda.mem_get_info(device)

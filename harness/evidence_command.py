@@ -10,9 +10,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from harness.client import Unfit, WorkerOptions
-from harness.evidence import Asked, Evidence, code_of, part_info, parts_of
+from harness.evidence import Evidence, code_of, part_info
 from harness.evidence_folder import EvidenceFolder, EvidenceInfo
-from harness.evidence_plans import PLANS, EvidencePlan
+from harness.evidence_plans import PLANS, Asked, EvidencePlan, parts_of
 from harness.options import (
     INTERRUPTED,
     NOTHING_RAN,
@@ -22,16 +22,15 @@ from harness.options import (
     Timeout,
     ask,
     choose,
-    console,
     errors,
     fail,
     followed,
     say,
     worker_options,
 )
-from harness.report_command import after_run, must_have_folder
+from harness.report_command import after_run, before_work
 from harness.runfolder import RunError, now, replace_file, revision
-from reports import evidence_page
+from reports import evidence_page, evidence_terminal
 
 LONGEST = 90
 UNRESOLVED = 4
@@ -54,8 +53,7 @@ def evidence(name: Name = "", arm: EvidenceArms = None, device: Device = "auto",
     if not name:
         list_plans()
     plan = plan_of(name)
-    must_have_folder(out, "--out")
-    must_have_folder(junit, "--junit")
+    before_work({"--out": out, "--junit": junit})
     other = other_folder(compare, name)
     options = worker_options(device, load, False, arm, 0.0)
     if processes == 1:
@@ -162,22 +160,15 @@ def execute(folder: EvidenceFolder, plan: EvidencePlan, options: WorkerOptions, 
 
 def show(folder: EvidenceFolder, other: EvidenceFolder | None = None, again: bool = False) -> int:
     """The page on a screen, short. again: it is a stored one. Returns the exit code."""
-    console.print(evidence_page.terminal(folder, other))
+    evidence_terminal.show(folder, other)
     say(f"evidence: {folder.path}")
     code = code_of(folder)
     if folder.info.finished:
         return code
     count = sum(len(run.records) for run in folder.runs.values())
     errors.print(f"incomplete: {count} records and {len(folder.pairs)} comparisons are in {folder.path}", markup=False, highlight=False)
+    for text in folder.lacking():
+        errors.print(f"  lacks {text}", markup=False, highlight=False)
     if folder.info.interrupted and not again:
         return INTERRUPTED
     return code or UNRESOLVED
-
-
-def report_evidence(path: Path, markdown: bool) -> NoReturn:
-    """`threearm report` of an evidence folder: show it again, or print its page."""
-    folder = open_evidence(path)
-    if not markdown:
-        raise typer.Exit(show(folder, again=True))
-    print(evidence_page.page(folder), end="")
-    raise typer.Exit(code_of(folder) or (0 if folder.info.finished else UNRESOLVED))

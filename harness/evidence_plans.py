@@ -6,10 +6,16 @@ Each part names its shapes twice: as published, for a GPU, and reduced, for port
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
-from cases import format_case, load_suite, parse_case
-from harness.evidence_folder import PAIRED, RUN
+from cases import family_of, format_case, load_suite, parse_case
+from harness.comparison import Pairing
+from harness.record import Record
+from harness.verdicts import Verdict
 
+RUN, PAIRED = "run", "pairs"
+"""Kinds of parts: every arm on every case, or arms against each other by fresh processes."""
 PROCESSES = 3
 """Pairs of fresh processes behind each interval. Fixed beforehand: nothing looks at the ratio to decide whether to go on."""
 CPU_SAMPLES, CPU_PROCESSES = 5, 2
@@ -63,6 +69,53 @@ class EvidencePlan:
         return next(part for part in self.parts if part.name == name)
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a person may set besides the name. samples, timeout: 0 for the plan's own; processes: pairs of them, 0 for none, -1 for the
+    plan's own."""
+
+    sweeps: bool = True
+    samples: int = 0
+    processes: int = -1
+    timeout: float = 0.0
+
+
+def parts_of(plan: EvidencePlan, reduced: bool, asked: Asked) -> list[Part]:
+    """The parts that are run: those with cases for the device, and what compares their cases."""
+    parts = [part for part in plan.parts if part.kind == RUN and part.cases(reduced) and (asked.sweeps or not part.sweep)]
+    names = {part.name for part in parts}
+    return parts + [part for part in plan.parts if names & set(part.of) and asked.processes]
+
+
+def arms_in(kernel: dict[str, Any], part: Part) -> dict[str, Any]:
+    """A kernel with those of its arms that take part."""
+    return {**kernel, "arms": [arm for arm in kernel["arms"] if not part.arms or arm in part.arms]}
+
+
+def keys_of(part: Part, kernels: list[dict[str, Any]], cases: list[str]) -> list[tuple[str, str]]:
+    """(case, arm) of every record of a part of kind `run`: kernel by kernel, each on the cases of its family."""
+    return list(dict.fromkeys((case, f"{kernel['name']}/{arm}") for kernel in kernels for case in cases
+                              if family_of(case) == kernel["family"] for arm in arms_in(kernel, part)["arms"]))
+
+
+def pairings(plan: EvidencePlan, part: Part, reduced: bool, kernels: list[dict[str, Any]],
+             records: Mapping[tuple[str, str], Record]) -> list[Pairing]:
+    """What a part of kind `pairs` compares: on each case base and candidate arm of a kernel, or of any two kernels where no kernel has
+    both. An arm that did not pass is left out, unless its part says that wrong ones are timed."""
+    wrong = {case for name in part.of if plan.part(name).time_wrong for case in plan.part(name).cases(reduced)}
+    names = {arm: [kernel["name"] for kernel in kernels if arm in kernel["arms"]] for arm in part.pair}
+    base, candidate = part.pair
+
+    def usable(case: str, arm: str) -> bool:
+        record = records.get((case, arm))
+        return record is not None and (record.verdict is Verdict.PASSED or (case in wrong and bool(record.checks)))
+
+    both = [(f"{x}/{base}", f"{y}/{candidate}") for x in names[base] for y in names[candidate]
+            if x == y or (y not in names[base] and x not in names[candidate])]
+    cases = dict.fromkeys(case for case, _ in records)
+    return [Pairing(case, x, y) for x, y in both for case in cases if usable(case, x) and usable(case, y)]
+
+
 PATTERNS = ("full", "half", "short")
 LENGTHS = (1, 64, 127, 128, 129, 192, 256, 257, 384, 512, 768, 1024, 1536, 1920, 2048)
 KEYS = tuple(4096 << step for step in range(7))
@@ -88,7 +141,7 @@ def _sweeps(shape: str, small: str) -> tuple[Part, Part]:
 
 
 Q8_PARTS = (
-    Part("kernel-time", "Kernel time", _patterns(Q8, 4096, 65536),
+    Part("kernel-time", "Time by row pattern", _patterns(Q8, 4096, 65536),
          tuple(f"sparse_prefill:dtype=fp8,s_q=4,{TINY},topk=512,rows={pattern}" for pattern in PATTERNS), contract="kernel", samples=30),
     Part("equivalence", "Source equivalence, early exit, rows without a key", suite="q8kv8-topk-length",
          cpu=tuple(f"sparse_prefill:dtype=fp8,s_q=8,{TINY},topk=256,rows={rows},seed={seed}"

@@ -39,13 +39,14 @@ from harness.options import (
     say,
     worker_options,
 )
-from harness.report_command import after_run, must_have_folder
+from harness.report_command import after_run, before_work
 from harness.runfolder import RunError, RunFolder, now, revision
 from harness.sampling import AUTO, Plan
 from harness.thresholds import ThresholdError, load, rule_for
 from harness.transitions import UNRESOLVED
+from harness.words import counted
 from reports import gate as report
-from reports.gate_page import failure_texts
+from reports.gate_page import failure_texts, untold_texts
 from reports.gate_things import verdict
 from reports.repeating import of_gate
 
@@ -78,8 +79,7 @@ def gate(base: Base, candidate: Candidate, cases: Cases = None, suite: GateSuite
          fp64: Fp64 = False, launches: Launches = 0, keep_outputs: Keep = False, runs: Runs = Path("runs"),
          markdown: MarkdownFile = None, junit: Junit = None) -> None:
     """Compare two environments case by case: what broke, which numbers changed, what got slower. Exit 0 only if nothing got worse."""
-    must_have_folder(markdown, "--markdown")
-    must_have_folder(junit, "--junit")
+    before_work({"--markdown": markdown, "--junit": junit})
     limit = in_seconds("--within", within) if within else 0.0
     given = [given_side(text, name) for text, name in zip((base, candidate), SIDES)]
     stored = [open_run(Path(side.place)) if side.kind is Kind.RUN_FOLDER else None for side in given]
@@ -103,7 +103,9 @@ def gate(base: Base, candidate: Candidate, cases: Cases = None, suite: GateSuite
     rule_of = rules(thresholds, described[1], contract)
     info = gate_info(texts, pairs, described, {"bitwise": bitwise, "time": contract or why_not, "settings": dataclasses.asdict(settings),
                                                "thresholds": str(thresholds or ""), "within": limit, "named": bool(arm)})
-    info.notes += [f"the {name}'s run had not finished" for run, name in zip(stored, SIDES) if run and not run.info.finished]
+    info.options["lacking"] = [f"the {name}'s run lacks {counted(len(absent), 'record')}" for run, name in zip(stored, SIDES)
+                               if run and (absent := run.missing())]
+    info.notes += info.options["lacking"]
     info.notes += [*gone, *not_passed_on(described)]
     try:
         folder = GateFolder.create(runs, info)
@@ -208,11 +210,13 @@ def markdown_page(folder: GateFolder, again: bool = False) -> str:
 
 
 def report_gate(folder: GateFolder, markdown: bool, failures: bool) -> None:
-    """`threearm report` of a stored gate: show it again, or everything that got worse in full."""
+    """`threearm report` of a stored gate: show it again, or in full all that takes it from exit 0 and what fails on both sides."""
     if markdown:
         print(markdown_page(folder, again=True), end="")
     elif failures:
         told = failure_texts(folder.transitions, folder.info, folder.records("base"), folder.records("candidate"), of_gate(folder))
-        say("\n\n".join(told) or "nothing got worse, and nothing fails on both sides")
+        told += untold_texts(folder.transitions, folder.info)
+        code, said = verdict(folder.transitions, folder.info, again=True)
+        say("\n\n".join([*([said] if code else []), *told]) or "nothing got worse, and nothing fails on both sides")
     else:
         show(folder, again=True)

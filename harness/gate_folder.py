@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from harness.comparison import SIDES, Transition
+from harness.marks import GATE
 from harness.record import SCHEMA, Record
-from harness.runfolder import RunError, RunFolder, RunInfo, append_line, as_json, decoded, now, replace_file
+from harness.runfolder import RunError, RunFolder, RunInfo, append_line, as_json, decoded, instead, now, replace_file
 
 LIVE, STORED = "environment", "run folder"
 
@@ -79,12 +80,12 @@ class GateFolder:
     def load(path: Path) -> GateFolder:
         """Read a folder. A last line without its end, cut by a kill, does not count. Other bad lines raise RunError."""
         try:
-            content = (path / "gate.json").read_bytes()
+            content = (path / GATE).read_bytes()
             file = path / "comparisons.jsonl"
             lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
         except OSError as error:
-            raise RunError(f"{path} is not a gate's folder: {error.filename}: {error.strerror}") from None
-        folder = GateFolder(path, decoded(content, GateInfo, f"{path}/gate.json"))
+            raise RunError(f"{path} is not a gate's folder: {instead(path, GATE, error)}") from None
+        folder = GateFolder(path, decoded(content, GateInfo, f"{path}/{GATE}"))
         folder.transitions = [decoded(line, Transition, f"{file} line {number}") for number, line in enumerate(lines, 1)]
         folder.check()
         folder.sides = {name: RunFolder.load(path / name) for name in SIDES}
@@ -103,7 +104,7 @@ class GateFolder:
 
     def save_info(self) -> None:
         """Write gate.json, by way of a temporary file, so that it is never half written. Raises OSError."""
-        replace_file(self.path / "gate.json", as_json(self.info))
+        replace_file(self.path / GATE, as_json(self.info))
 
     def add(self, transition: Transition) -> None:
         """Append one line. Raises RunError if the disk takes no more."""

@@ -9,6 +9,8 @@ import shlex
 import shutil
 from pathlib import Path
 
+from harness.marks import RUN, mark_of, what_it_is
+
 COMPARATORS = re.compile(r"[=<>~!]=|[<>]|@")
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 
@@ -37,10 +39,10 @@ class Given:
 def read_side(text: str) -> Given:
     """What a side is: a run folder, an interpreter (or the folder of a venv), or a pip requirement. Raises EnvironmentProblem."""
     path = Path(text).expanduser()
-    if (path / "run.json").is_file():
+    if mark_of(path) == RUN:
         return Given(text, Kind.RUN_FOLDER, str(path))
-    if (path / "gate.json").is_file():
-        raise EnvironmentProblem(f"{text} is a gate's folder; its {text}/base and {text}/candidate are run folders")
+    if mark_of(path):
+        raise EnvironmentProblem(f"{text} is not a run folder: {what_it_is(path)}")
     python = path / "bin" / "python" if (path / "pyvenv.cfg").is_file() else path
     found = shutil.which(str(python.absolute() if os.sep in text else python))  # a Path forgets that it began with ./
     if found:

@@ -9,11 +9,11 @@ import typer
 
 from cases import CaseError, format_case, parse_case
 from harness import history as past
+from harness.marks import what_it_is
 from harness.options import NOTHING_RAN, console, errors, fail, say
-from harness.report_command import must_have_folder, write
+from harness.report_command import before_work, write
 from harness.runfolder import RunError
 from harness.stored import Stored, folders_below, open_folder
-from harness.words import counted
 
 MOST = 30  # rows of the table of what moved
 
@@ -28,10 +28,9 @@ def history(paths: Paths, case: Annotated[str, typer.Option("--case", help="One 
     """Margins and times of one case over many runs; without --case, which cases' margins moved. Says nothing of what is right or slower."""
     from reports import history as told
 
-    for file, option in ((parquet, "--parquet"), (html, "--html"), (plot, "--plot")):
-        must_have_folder(file, option)
+    before_work({"--parquet": parquet, "--html": html, "--plot": plot}, on_github=False)
     if parquet and importlib.util.find_spec("pyarrow") is None:
-        fail("--parquet needs pyarrow: pip install 'threearm[parquet]'")
+        fail("--parquet needs pyarrow: pip install pyarrow")
     if plot and not case:
         fail("--plot draws one case: name it with --case")
     text = canonical(case) if case else ""
@@ -47,18 +46,19 @@ def history(paths: Paths, case: Annotated[str, typer.Option("--case", help="One 
         errors.print(f"warning: {line}", markup=False, highlight=False)
     if text:
         console.print(told.terminal_over_time(text, rows))
-        head, cells, drawn = told.OVER_TIME, told.over_time(rows), told.plot(text, rows) if plot or html else ""
+        tables, note, drawn = [told.filled(told.OVER_TIME, told.over_time(rows))], "", told.plot(text, rows) if plot or html else ""
     else:
-        table = past.moved(rows)
+        every = past.compared(rows)
+        table = past.moved(every)
         for each in told.terminal_moved(table, MOST):
             console.print(each)
-        say(f"{counted(len(rows), 'row')}, {counted(len(table), 'pair')} of case and arm with more than one record"
-            + (f"; {len(table) - MOST:,} more are in --html or --parquet" if len(table) > MOST else ""))
-        head, cells, drawn = told.MOVED, told.which_moved(table), ""
+        note = told.how_many(len(rows), len(every), len(table))
+        say(note + (f"; {len(table) - MOST:,} more are in --html" if len(table) > MOST else ""))
+        tables, drawn = told.moved_tables(table), ""
     if plot:
         write(plot, drawn.encode(), "--plot")
     if html:
-        write(html, told.page(text or "Cases whose margins moved", rows, head, cells, drawn).encode(), "--html")
+        write(html, told.page(text or "Cases whose margins moved", rows, tables, drawn, note).encode(), "--html")
     if parquet:
         try:
             rows.to_parquet(parquet, engine="pyarrow", index=False)
@@ -80,7 +80,7 @@ def read(paths: list[Path]) -> list[Stored]:
     for path in paths:
         below = folders_below(path)
         if not below:
-            fail(f"{path} holds no folder of a run, a gate or evidence")
+            fail(f"{path} holds no folder of a run, a gate or evidence: {what_it_is(path)}")
         for each in below:
             try:
                 found.append(open_folder(each))

@@ -9,12 +9,10 @@ from typing import Annotated
 import typer
 
 from harness.options import errors, fail, open_run, stored_options
-from harness.report_command import show
-from harness.runfolder import RunError, RunFolder, exit_code, gather_logs
+from harness.report_command import show, tell_missing
+from harness.runfolder import RunError, RunFolder, gather_logs
 from harness.shards import Merged, merge
-
-SHOWN = 10
-INCOMPLETE = 4
+from harness.stored import code_of
 
 
 def merge_folders(folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Run folders of one case list.")],
@@ -31,15 +29,8 @@ def merge_folders(folders: Annotated[list[Path], typer.Argument(metavar="FOLDER.
     show(folder, *stored_options(folder))
     for note in merged.notes:
         errors.print(f"note: {note}", highlight=False, markup=False)
-    if merged.missing:
-        errors.print(f"incomplete: {len(merged.missing)} of {len(merged.missing) + len(merged.records)} records are in no part:",
-                     highlight=False, markup=False)
-        for case, arm in merged.missing[:SHOWN]:
-            errors.print(f"  {arm}  {case}", highlight=False, markup=False)
-        if len(merged.missing) > SHOWN:
-            errors.print(f"  ... and {len(merged.missing) - SHOWN} more", highlight=False, markup=False)
-        raise typer.Exit(exit_code(folder.records) or INCOMPLETE)
-    raise typer.Exit(exit_code(folder.records))
+    tell_missing(folder)
+    raise typer.Exit(code_of(folder))
 
 
 def write(merged: Merged, into: Path) -> RunFolder:

@@ -13,7 +13,7 @@ import typer
 
 from cases.fault import Fault
 from harness.asking import Settings
-from harness.client import Unfit, WorkerDied, WorkerOptions
+from harness.client import Unfit, WorkerOptions
 from harness.mutants import Matrix, Plan, ask_worker, can_show, generated
 from harness.mutants_file import MutantsFile, as_file, save
 from harness.options import (
@@ -32,11 +32,13 @@ from harness.options import (
     progress_bar,
     replay_options,
     say,
+    told_if_unfit,
     usable,
     worker_options,
 )
 from harness.pool import Outcome, Pool
 from harness.record import Record
+from harness.report_command import before_work
 from harness.runfolder import RunError, RunInfo, now, replace_file, revision
 from reports import mutants as report
 
@@ -57,13 +59,9 @@ def mutants(complete: Complete = False, family: OfFamily = "", arm: Named = None
             markdown: Markdown = False, json: Json = None, html: Html = None, workers: Workers = 0, device: Device = "auto",
             load: Load = None, memory: Memory = 0.0) -> None:
     """Which check catches which broken arm, and whether any accuses a right one."""
+    before_work({"--json": json, "--html": html}, on_github=False)
     options = worker_options(device, load, True, None, memory)
-    try:
-        faults, described = ask_worker(options, lambda faults: chosen(faults, family, arm), complete)
-    except Unfit as error:
-        fail(str(error))
-    except WorkerDied as death:
-        fail(f"no worker can run here: {death.detail}", NOTHING_RAN)
+    faults, described = told_if_unfit(lambda: ask_worker(options, lambda faults: chosen(faults, family, arm), complete))
     options = dataclasses.replace(options, device=described["device"])
     count = right if right is not None else 0 if arm else COMPLETE if complete else SAMPLED
     plan, machine = planned(faults, described, options, complete, count, seed), described["machine"]

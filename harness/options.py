@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cases import CaseError, family_of, format_case, load_suite, parse_case, suite_names
 from cases.suites import override_all
 from harness.asking import Settings
-from harness.client import Unfit, WorkerDied, WorkerOptions, default_memory
+from harness.client import Unfit, Unloadable, WorkerDied, WorkerOptions, default_memory
 from harness.many import check_times, chosen_gpus
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder
@@ -33,10 +33,13 @@ from harness.words import counted
 DECISIVE = ("TRITON_INTERPRET",)
 """Environment variables that decide how a kernel runs, so that a repeat line has to set them."""
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 USAGE, NOTHING_RAN, INTERRUPTED = 2, 5, 130
 UNITS = {"s": 1, "m": 60, "h": 3600}
 LONGEST = 90  # characters of what a bar says is under way
 PAUSE = 30.0  # seconds between two lines of progress where stdout is no terminal
+
+Answer = TypeVar("Answer")
 
 console = Console(width=None if sys.stdout.isatty() else 130, emoji=False)  # emoji: `cuda:-1:` would be shown as a thumb down
 errors = Console(stderr=True, soft_wrap=True, emoji=False)
@@ -66,7 +69,8 @@ Fp64 = Annotated[bool, typer.Option("--fp64", help="Compute the reference in fp6
 
 
 def say(text: str, style: str = "") -> None:
-    """Plain text on stdout: neither wrapped nor coloured by what it looks like."""
+    """Plain text on stdout: neither wrapped nor coloured by what it looks like. What a kernel says cannot steer the terminal."""
+    text = CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -145,12 +149,19 @@ def with_environment(options: WorkerOptions, python: str, variables: list[str] |
 
 
 def ask(options: WorkerOptions, cases: list[str], described: Callable[..., dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The worker's description, or one line and exit 2 (asked for what is not there) or 5 (no worker can run). described: asks a worker,
-    by default one of this machine."""
+    """The worker's description, or one line and exit 2 or 5. described: asks a worker, by default one of this machine."""
+    return told_if_unfit(lambda: (described or describe)(options, cases))
+
+
+def told_if_unfit(asked: Callable[[], Answer]) -> Answer:
+    """What a worker says when it is asked, or one line: exit 2 where a file to load is wrong, 5 where there is no such device, or no
+    worker can run."""
     try:
-        return (described or describe)(options, cases)
-    except Unfit as error:
+        return asked()
+    except Unloadable as error:
         fail(str(error))
+    except Unfit as error:
+        fail(str(error), NOTHING_RAN)
     except WorkerDied as death:
         fail(f"no worker can run here: {death.detail}", NOTHING_RAN)
 

@@ -15,6 +15,7 @@ from harness.client import WorkerOptions
 from harness.options import ask, choose, contract_for, read_cases, worker_options
 from harness.runfolder import revision
 from harness.runner import cases_of
+from harness.writable import why_not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Part:
 def make_plan(config: pytest.Config) -> Plan:
     """From the options. Raises pytest.UsageError with the line that the command line would print."""
     given = config.option
+    why = why_not(config.invocation_params.dir / given.threearm_runs)
+    if why and not given.collectonly:
+        raise pytest.UsageError(f"--threearm-runs={given.threearm_runs}: no run folder can be made there: {why}")
     with usage_errors():
         suite = read_cases(None, given.threearm_suite, "") if given.threearm_suite else []
         cases = list(dict.fromkeys([*suite, *(read_cases(given.threearm_case, "", "") if given.threearm_case else [])]))
@@ -54,9 +58,10 @@ def make_plan(config: pytest.Config) -> Plan:
             raise pytest.UsageError(f"--threearm-samples {given.threearm_samples}: at least 1")
         settings = Settings(contract_for(given.threearm_time, options.device), given.threearm_samples, timeout=given.threearm_timeout,
                             launches=given.threearm_launches)
-    why = {k["name"]: k["why_not"] for k in description["kernels"] if not given.threearm_arm and k["why_not"] and cases_of(k, cases)}
+    others = [] if given.threearm_arm else description["kernels"]
+    unavailable = {k["name"]: k["why_not"] for k in others if k["why_not"] and cases_of(k, cases)}
     machine = {**description["machine"], "threearm": revision()}
-    return Plan(cases, kernels, options, settings, machine, why, description["gpus"])
+    return Plan(cases, kernels, options, settings, machine, unavailable, description["gpus"])
 
 
 @contextlib.contextmanager

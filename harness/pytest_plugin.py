@@ -21,10 +21,11 @@ from cases import family_of
 from harness.asking import Settings
 from harness.client import Unfit, WorkerDied
 from harness.many import Imports, Lane, on_gpu
+from harness.marks import RUN
 from harness.options import replay_options
 from harness.pytest_plan import Part, check_processes, make_plan, processes_of
 from harness.record import Record
-from harness.runfolder import RunError, RunFolder, RunInfo, gather_logs, now
+from harness.runfolder import RunError, RunFolder, RunInfo, gather_logs, listed, now
 from harness.runner import cases_of
 from harness.verdicts import SEVERITY, Verdict
 from harness.words import counted
@@ -184,16 +185,12 @@ class Plugin:
         """Whatever --dist says of other tests, a group of ours is not taken apart."""
         from xdist.scheduler import LoadFileScheduling, LoadGroupScheduling, LoadScopeScheduling
 
+        from harness.pytest_groups import ByGroup
+
         known = {"loadfile": LoadFileScheduling, "loadscope": LoadScopeScheduling, "loadgroup": LoadGroupScheduling}
-        base: Any = known.get(config.getvalue("dist"), LoadScopeScheduling)
-
-        class ByGroup(base):  # type: ignore[misc]
-            def _split_scope(self, nodeid: str) -> str:
-                if nodeid.startswith(f"{PREFIX}::"):
-                    return group_of(nodeid)
-                return str(super()._split_scope(nodeid)) if config.getvalue("dist") in known else nodeid
-
-        return ByGroup(config, log)
+        dist = config.getvalue("dist")
+        of_others = known[dist](config, log)._split_scope if dist in known else str  # str: each test by itself
+        return ByGroup(config, log, lambda nodeid: group_of(nodeid) if nodeid.startswith(f"{PREFIX}::") else of_others(nodeid))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -211,6 +208,27 @@ class Plugin:
         options = dataclasses.replace(self.plan.options, memory=self.plan.options.memory // self.processes)
         part = Part(dataclasses.replace(self.plan, options=options), gpu, str(self.folder.path / "parts" / node.gateway.id))
         node.workerinput[PREFIX] = msgspec.json.encode(part).decode()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        """The controller collects nothing: a process tells what was deselected."""
+        if self.folder:
+            planned = self._planned()
+            chosen = {planned[nodeid][0] for nodeid in ids if nodeid in planned}
+            self.folder.info.cases = [case for case in self.plan.cases if case in chosen]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
+        """A process died at an item: that is its verdict, whatever the next process makes of it."""
+        found = self._planned().get(crashitem)
+        if self.folder and found:
+            record = Record(*found, Verdict.CRASHED, f"pytest's process {report.node.gateway.id} died at this case")
+            self.folder.add(record)
+            report.longrepr = failure.describe(record, replay_options(record, self.plan.options, self.plan.settings))
+
+    def _planned(self) -> dict[str, tuple[str, str]]:
+        """(case, kernel/arm) by the id of the item."""
+        return {item_id(*key): key for key in listed(self._info())}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -236,7 +254,7 @@ class Plugin:
 
     def _finish(self, folder: RunFolder) -> None:
         assert folder.path
-        if (folder.path / "parts").is_dir():
+        if self.processes and self.part is None:
             put_together(folder)
         if not folder.missing():
             folder.finish()
@@ -262,20 +280,18 @@ class Plugin:
 
 
 def put_together(folder: RunFolder) -> None:
-    """The parts of processes as one run. A case that two had, since the first died on it, counts with the worse verdict. Raises
-    RunError."""
+    """The parts of processes as one run, with the records that the folder has already: of what they died at. Of several records of an
+    arm on a case the worst counts. Raises RunError."""
     assert folder.path
     place = folder.path / "parts"
-    parts = [RunFolder.load(path) for path in sorted(place.iterdir())]
+    parts = [RunFolder.load(path.parent) for path in sorted(place.glob(f"*/{RUN}"))]
     best: dict[tuple[str, str], Record] = {}
-    for record in (record for part in parts for record in part.records):
+    for record in (record for part in (folder, *parts) for record in part.records):
         before = best.get((record.case, record.arm))
         if before is None or SEVERITY.index(record.verdict) > SEVERITY.index(before.verdict):
             best[record.case, record.arm] = record
-    folder.info.cases = next((part.info.cases for part in parts), folder.info.cases)
-    for record in best.values():
-        folder.add(record)
+    folder.records = list(best.values())
     folder.arrange()
     folder.save_info()
     gather_logs(folder.path / "worker.log", [(part.path.name, part.path / "worker.log") for part in parts if part.path])
-    shutil.rmtree(place)
+    shutil.rmtree(place, ignore_errors=True)

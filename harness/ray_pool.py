@@ -96,7 +96,7 @@ class RayPool:
         try:
             import ray
         except ImportError as error:
-            raise Unfit(f"--executor ray: {error}; pip install 'threearm[ray]'") from None
+            raise Unfit(f"--executor ray: {error}; pip install ray") from None
         reachable(self.address)
         self.ray, self.code = ray, Path(tempfile.mkdtemp(prefix="threearm-code-"))
         load = staged(self.code, self.options.load)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -20,7 +21,8 @@ from harness.rejudge_command import rejudge_folder
 from harness.runfolder import RunError, RunFolder
 from harness.runner import cases_of
 from harness.stored import Stored, code_of, open_folder, records_of
-from reports import evidence, failure, github, junit, table
+from harness.writable import why_not
+from reports import evidence, failure, github, junit, run_line, table
 from reports.gate_things import verdict
 from reports.repeating import of_gate, of_run
 
@@ -42,19 +44,20 @@ def report(paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="
     written = [file for file in (html, junit_file) if file]
     if len(paths) > 1 and (not written or markdown or failures or on_github):
         fail("several folders are told together by --html and --junit alone")
+    if markdown and failures:
+        fail("--markdown has what did not pass in it: give one of --markdown and --failures")
     if mutants and not html:
         fail("--mutants is a part of --html")
     if on_github and not os.environ.get(SUMMARY):
         fail(f"--github is for a step of a GitHub job: {SUMMARY} is not set")
-    for file, option in ((html, "--html"), (junit_file, "--junit")):
-        must_have_folder(file, option)
+    before_work({"--html": html, "--junit": junit_file}, on_github)
     folders = [opened(path) for path in paths]
     refused = [rejudge_folder(folder) for folder in folders] if rejudge else []
     codes = [code_again(folder) for folder in folders]
     code = max([*codes, *refused], key=WORST.index)
     if html:
         from reports.html.page import build
-        write(html, build([*folders, *matrix(mutants)], " and ".join(path.name for path in paths)).encode(), "--html")
+        write(html, build([*folders, *matrix(mutants)], paths[0].name if len(paths) == 1 else f"{len(paths)} folders").encode(), "--html")
     if junit_file:
         told = why(folders, codes) or "not every saved output could be judged anew"
         write(junit_file, junit.document([suite for folder in folders for suite in suites(folder)], code, told), "--junit")
@@ -63,7 +66,7 @@ def report(paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="
             tell_github(folders[0], code, again=True)
         except OSError as error:
             fail(f"{SUMMARY} {error.filename}: {error.strerror}", NOTHING_RAN)
-    if written or on_github:
+    if (written or on_github) and not (markdown or failures):
         for folder in folders:
             say(f"{folder.path}: {in_a_line(folder)}")
         raise typer.Exit(code)
@@ -86,10 +89,29 @@ def matrix(file: Path | None) -> list[MutantsFile]:
         fail(str(error))
 
 
-def must_have_folder(file: Path | None, option: str) -> None:
-    """Exit 2 where a file to be written has no folder to be in."""
-    if file and not file.parent.is_dir():
-        fail(f"{option} {file}: no such folder as {file.parent}")
+def before_work(files: Mapping[str, Path | None], on_github: bool = True) -> None:
+    """What can be known before the work of the files that it is to leave, {option: file}: exit 2 where one cannot be written, or two are
+    one. Of a GitHub job's summary, which the caller did not name, a warning; after the work it is exit 5."""
+    taken: dict[Path, str] = {}
+    for option, file in files.items():
+        if file and (problem := unwritable(file)):
+            fail(f"{option} {file}: {problem}")
+        if file and (other := taken.setdefault(file.resolve(), option)) != option:
+            fail(f"{option} {file}: {other} is the same file")
+    summary = os.environ.get(SUMMARY)
+    if on_github and summary and (problem := unwritable(Path(summary))):
+        errors.print(f"warning: {SUMMARY} {summary}: {problem}; the job will have no summary", highlight=False, markup=False)
+
+
+def unwritable(file: Path) -> str:
+    """Why a file cannot be written, as far as can be told without touching it; "" where it can."""
+    if file.is_dir():
+        return "it is a folder"
+    if not file.parent.is_dir():
+        return f"no such folder as {file.parent}"
+    if file.exists():
+        return "" if os.access(file, os.W_OK) else "it may not be written"
+    return why_not(file.parent)
 
 
 def write(file: Path, content: bytes, option: str) -> None:
@@ -110,14 +132,14 @@ def show_again(folder: Stored, markdown: bool, failures: bool, code: int) -> NoR
         report_gate(folder, markdown, failures)
     elif isinstance(folder, EvidenceFolder):
         show_evidence(folder, markdown, failures)
-    elif markdown:
-        print(evidence.page(folder.info, folder.records), end="")
-    elif failures:
-        tell_failures(folder)
     else:
-        show(folder, *stored_options(folder))
-    if not folder.info.finished and isinstance(folder, RunFolder):
-        errors.print(f"incomplete: this run has {len(folder.records)} records and has not finished", markup=False)
+        if markdown:
+            print(evidence.page(folder.info, folder.records), end="")
+        elif failures:
+            tell_failures(folder)
+        else:
+            show(folder, *stored_options(folder))
+        tell_missing(folder)
     raise typer.Exit(code)
 
 
@@ -141,6 +163,15 @@ def tell_failures(folder: RunFolder) -> None:
         say(text)
 
 
+def tell_missing(folder: RunFolder) -> None:
+    """Where a run has not finished, how far it is and what it lacks."""
+    if folder.info.finished:
+        return
+    errors.print(f"incomplete: {run_line.how_far(folder.info, folder.records)}", highlight=False, markup=False)
+    for text in run_line.named(run_line.missing(folder.info, folder.records)):
+        errors.print(f"  {text}", highlight=False, markup=False)
+
+
 def show(folder: RunFolder, options: WorkerOptions | None, plan: Settings | None) -> None:
     """The run as a person reads it: machine, table, what did not pass, summary, where it is kept."""
     machine = folder.info.machine
@@ -155,12 +186,14 @@ def show(folder: RunFolder, options: WorkerOptions | None, plan: Settings | None
     if log and log.is_file() and any(map(failure.raised, bad)):
         say(f"tracebacks: {log}")
     say(failure.summary(folder.records))
+    if not folder.info.finished:
+        say(run_line.line(folder.info, folder.records))
     unmet = [family_of(case) for case in folder.info.cases if not any(cases_of(kernel, [case]) for kernel in folder.info.kernels)]
     for family, count in Counter(unmet).items():
         say(f"{count} case{'s' if count > 1 else ''} of {family} {'were' if count > 1 else 'was'} not run: "
             "no chosen kernel is of that family")
-    for name, why_not in folder.info.options.get("unavailable", {}).items():
-        say(f"not available: {name}: {why_not}", style="dim")
+    for name, reason in folder.info.options.get("unavailable", {}).items():
+        say(f"not available: {name}: {reason}", style="dim")
     say(f"records: {folder.path}")
 
 
@@ -210,7 +243,8 @@ def annotations_of(folder: Stored, code: int, again: bool) -> list[str]:
     if isinstance(folder, GateFolder):
         return github.of_transitions(folder.transitions, folder.info, again)
     told = {id(record): of_run(run) for run in runs_of(folder) for record in run.records}
-    return github.of_records(records_of(folder), lambda record: told[id(record)](record), code, in_a_line(folder))
+    return github.of_records(records_of(folder), lambda record: told[id(record)](record), code, in_a_line(folder),
+                             folder.info.finished != "")
 
 
 def suites(folder: Stored) -> list[junit.Suite]:
@@ -239,10 +273,18 @@ def in_a_line(folder: Stored) -> str:
     """What a folder says, shortest."""
     if isinstance(folder, GateFolder):
         return verdict(folder.transitions, folder.info, again=True)[1]
-    counts = failure.summary(records_of(folder)).partition("\n")[0]
-    return f"{counts}{'' if folder.info.finished else '; it has not finished'} (exit {code_of(folder)})"
+    if isinstance(folder, RunFolder):
+        return f"{run_line.line(folder.info, folder.records)} (exit {code_of(folder)})"
+    from reports.evidence_page import verdict as of_evidence
+    return f"{of_evidence(folder).strip('*').rstrip('.')} (exit {code_of(folder)})"
 
 
 def why(folders: list[Stored], codes: list[int]) -> str:
-    """Why the exit code is not 0, a line a folder."""
-    return "\n".join(f"{folder.path}: {in_a_line(folder)}" for folder, code in zip(folders, codes) if code)
+    """Why the exit code is not 0, a line a folder, with what an unfinished run lacks."""
+    told = []
+    for folder in (folder for folder, code in zip(folders, codes) if code):
+        told.append(f"{folder.path}: {in_a_line(folder)}")
+        if isinstance(folder, RunFolder):
+            keys = run_line.missing(folder.info, folder.records)
+            told += [f"  missing: {text}" for text in run_line.named(keys, len(keys))]
+    return "\n".join(told)

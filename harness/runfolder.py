@@ -1,6 +1,7 @@
 """A run's folder: run.json (what was asked, on what machine) and records.jsonl (what came out, a line an arm and case)."""
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime
 import fcntl
@@ -13,16 +14,19 @@ import secrets
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from cases import family_of
+from harness.marks import RUN, mark_of, what_it_is
 from harness.record import SCHEMA, Record
 from harness.verdicts import SOURCES, Verdict
 
 Kind = TypeVar("Kind")
+CONTRACTS = ("kernel", "span", "wall")
 
 
 class RunError(Exception):
@@ -76,15 +80,17 @@ class RunFolder:
     @staticmethod
     def load(path: Path, repair: bool = False) -> RunFolder:
         """Read a folder. A last line without its end, cut by a kill or still being written, does not count, and `repair`
-        takes it off the file and locks the folder, so that a resumed run can append. Other bad lines raise RunError."""
+        takes it off the file and locks the folder, so that a resumed run can append. Other bad lines, and values that no run has,
+        raise RunError. A folder that says it is finished and lacks records (half copied, say) counts as unfinished."""
         try:
-            content = (path / "run.json").read_bytes()
+            content = (path / RUN).read_bytes()
         except OSError as error:
-            raise RunError(f"{path} is not a run folder: run.json: {error.strerror}") from None
-        info = decoded(content, RunInfo, f"{path}/run.json")
+            raise RunError(f"{path} is not a run folder: {instead(path, RUN, error)}") from None
+        info = decoded(content, RunInfo, f"{path}/{RUN}")
         for kernel in info.kernels:  # as folders had it when there was one family
             kernel.setdefault("family", "sparse_prefill")
             kernel.setdefault("arms", kernel.get("sources", list(SOURCES)))
+        check_info(info, f"{path}/{RUN}")
         folder = RunFolder(path, info)
         if repair:
             folder.lock()
@@ -95,6 +101,11 @@ class RunFolder:
             raise RunError(f"{file}: {error.strerror}") from None
         for number, line in enumerate(lines[:-1], 1):
             folder.records.append(decoded(line, Record, f"{file} line {number}"))
+            check_record(folder.records[-1], f"{file} line {number}")
+        twice = next((key for key, count in collections.Counter((r.case, r.arm) for r in folder.records).items() if count > 1), None)
+        if twice and info.cases:  # a campaign, which has no list, runs a case again to confirm it
+            raise RunError(f"{file} has two records of {twice[1]} on {twice[0]}")
+        info.finished = info.finished if not folder.missing() else ""
         if lines[-1] and repair:
             try:
                 os.truncate(file, file.stat().st_size - len(lines[-1]))
@@ -118,7 +129,7 @@ class RunFolder:
         """Write run.json, by way of a temporary file, so that it is never half written."""
         if self.path is None:
             return
-        replace_file(self.path / "run.json", as_json(self.info))
+        replace_file(self.path / RUN, as_json(self.info))
 
     def add(self, record: Record) -> None:
         """Append one record; from several threads, too. Raises RunError if the disk takes no more."""
@@ -158,13 +169,42 @@ class RunFolder:
         try:
             self.save_info()
         except OSError as error:
-            raise RunError(f"cannot write {self.path}/run.json: {error.strerror}") from None
+            raise RunError(f"cannot write {self.path}/{RUN}: {error.strerror}") from None
 
 
 def listed(info: RunInfo) -> list[tuple[str, str]]:
     """(case, arm) of every record that a whole run has, in its order: kernel by kernel, each on the cases of its family."""
     return [(case, f"{kernel['name']}/{arm}") for kernel in info.kernels for case in info.cases if family_of(case) == kernel["family"]
             for arm in kernel["arms"]]
+
+
+def instead(path: Path, mark: str, error: OSError) -> str:
+    """Why a folder could not be read as what it should be: what it is, or, where its file `mark` is there, the error."""
+    return f"{error.filename}: {error.strerror}" if mark_of(path) == mark else what_it_is(path)
+
+
+def check_info(info: RunInfo, place: str) -> None:
+    """Raises RunError where run.json holds what no run writes there and what reads it could not take."""
+    try:
+        aware = datetime.datetime.fromisoformat(info.started).tzinfo is not None
+    except ValueError:
+        aware = False
+    if not aware:
+        raise RunError(f"{place}: started: {info.started!r} is no local time with its offset")
+    for kernel in info.kernels:
+        if not isinstance(kernel.get("name"), str) or not isinstance(kernel["arms"], list):
+            raise RunError(f"{place}: kernels: one has no name, or arms that are no list")
+    for key in ("worker", "settings", "unavailable"):
+        if not isinstance(info.options.get(key, {}), dict):
+            raise RunError(f"{place}: options: {key} is no table")
+
+
+def check_record(record: Record, place: str) -> None:
+    """Raises RunError where a record has times that no arm has, or of a contract that there is not."""
+    if record.time and record.time.contract not in CONTRACTS:
+        raise RunError(f"{place}: time: contract {record.time.contract!r} is none of {', '.join(CONTRACTS)}")
+    if record.time and not (record.time.us and all(0 <= us < 1e12 for us in record.time.us)):  # 1e12 us are eleven days
+        raise RunError(f"{place}: time: us must be samples in microseconds")
 
 
 class _Numbered(msgspec.Struct):
@@ -222,6 +262,15 @@ def gather_logs(into: Path, parts: list[tuple[str, Path]]) -> None:
                         shutil.copyfileobj(source, target)
     except OSError as error:
         raise RunError(f"cannot write {into}: {error.strerror}") from None
+
+
+def fingerprints(files: Iterable[str]) -> dict[str, str]:
+    """The sha256 of each file that can be read, by its name: which contents a kernel file had that a run loaded."""
+    found = {}
+    for file in files:
+        with contextlib.suppress(OSError):
+            found[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return found
 
 
 def output_name(record: Record) -> str:

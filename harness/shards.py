@@ -10,12 +10,15 @@ import datetime
 import re
 from typing import Any
 
+import msgspec
+
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder, RunInfo, listed
 from harness.verdicts import Verdict
 
 SETTLED = ("contract", "samples", "fp64", "time_wrong", "launches")
 """Settings that decide what a record says; the others (patience, what is kept) may differ between parts."""
+FILES = "kernel files"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +84,7 @@ def merge(folders: list[RunFolder], command: list[str], times_apart: bool = Fals
     _same_list(folders)
     _same_settings(folders)
     origins = _origins(folders)
+    _all_listed(folders)
     timed = [origin for origin in origins.values() if origin.record.time]
     _one_machine_a_case(timed)
     models = dict.fromkeys(model(origin.folder.info) for origin in timed)
@@ -98,6 +102,15 @@ def merge(folders: list[RunFolder], command: list[str], times_apart: bool = Fals
     return Merged(info, records, [key for key in listed(info) if key not in origins], notes, origins)
 
 
+def _all_listed(folders: list[RunFolder]) -> None:
+    """No record is of a case or an arm that its part was not asked for: it would be left out without a word."""
+    for folder in folders:
+        known = set(listed(msgspec.structs.replace(folder.info, cases=whole_list(folder.info))))
+        odd = next((record for record in folder.records if (record.case, record.arm) not in known), None)
+        if odd:
+            raise RunError(f"{folder.path} has a record of {odd.arm} on {odd.case}, which is not in its list")
+
+
 def _same_list(folders: list[RunFolder]) -> None:
     first = folders[0]
     for other in folders[1:]:
@@ -111,16 +124,18 @@ def _same_list(folders: list[RunFolder]) -> None:
 
 
 def _same_settings(folders: list[RunFolder]) -> None:
-    """The variables that workers get decide as well (TRITON_INTERPRET)."""
+    """The variables that workers get decide as well (TRITON_INTERPRET), and so do the contents of kernel files that were loaded."""
     def settings(folder: RunFolder) -> dict[str, Any]:
-        options = folder.info.options
+        options, worker = folder.info.options, folder.info.options.get("worker") or {}
         given = {name: (options.get("settings") or {}).get(name) for name in SETTLED}
-        return {**given, "environment": (options.get("worker") or {}).get("environment")}
+        loaded = sorted(options["loaded"].values()) if "loaded" in options else None  # older folders do not tell
+        return {**given, "environment": worker.get("environment"), "device": str(worker.get("device", "")).partition(":")[0],
+                FILES: loaded}
 
     first = folders[0]
     for other in folders[1:]:
         for name, value in settings(other).items():
-            if value != settings(first)[name]:
+            if value != settings(first)[name] and (name != FILES or None not in (value, settings(first)[name])):
                 raise RunError(f"{other.path} was run with {name} {value}, {first.path} with {settings(first)[name]}")
 
 

@@ -7,28 +7,27 @@ from pathlib import Path
 from harness.evidence import code_of as evidence_code
 from harness.evidence_folder import EvidenceFolder
 from harness.gate_folder import GateFolder
+from harness.marks import EVIDENCE, GATE, RUN, mark_of, what_it_is
 from harness.record import Record
 from harness.runfolder import RunError, RunFolder, exit_code
 from harness.transitions import UNRESOLVED
 
 Stored = RunFolder | GateFolder | EvidenceFolder
-MARKS: dict[str, Callable[[Path], Stored]] = {
-    "gate.json": GateFolder.load, "evidence.json": EvidenceFolder.load, "run.json": RunFolder.load}
-"""What tells the kinds apart. A gate's and an evidence folder have run folders inside."""
+LOADED: dict[str, Callable[[Path], Stored]] = {GATE: GateFolder.load, EVIDENCE: EvidenceFolder.load, RUN: RunFolder.load}
 
 
 def open_folder(path: Path) -> Stored:
     """Read a folder, whatever it is of. Raises RunError."""
-    load = next((load for mark, load in MARKS.items() if (path / mark).is_file()), None)
-    if load is None:
-        raise RunError(f"{path} is no folder of a run, a gate or evidence: it has no {' or '.join(sorted(MARKS))}")
-    return load(path)
+    mark = mark_of(path)
+    if not mark:
+        raise RunError(f"{path} is no folder of a run, a gate or evidence: {what_it_is(path)}")
+    return LOADED[mark](path)
 
 
 def folders_below(path: Path) -> list[Path]:
     """The folder itself if it is one of ours, else every one below it, in the order of their names; those inside another one of ours are
     that one's. Links to folders are not followed."""
-    if any((path / mark).is_file() for mark in MARKS):
+    if mark_of(path):
         return [path]
     try:
         inside = sorted(each for each in path.iterdir() if each.is_dir() and not each.is_symlink())

@@ -297,13 +297,13 @@ def main(arguments: list[str]) -> int:
     with open(int(outbound), "w", encoding="utf-8") as out, open(int(inbound), encoding="utf-8") as incoming:
         try:
             worker = Worker(out, device)
-            problem = _start(worker, broken == "1", files)
         except RuntimeError as error:
             out.write(json.dumps({"event": "unfit", "reason": f"--device {device}: {one_line(error)}"}) + "\n")
             return 0
-        if problem:
-            worker.send("unfit", reason=problem)
-            return 0
+        for event, problem in (("unloadable", _load(broken == "1", files)), ("unfit", _touched(worker.device))):
+            if problem:
+                worker.send(event, reason=problem)
+                return 0
         gc.freeze()  # what was imported stays: collecting before each case would take longer than a small case itself
         worker.send("ready")
         for request in requests(incoming):
@@ -322,8 +322,8 @@ def main(arguments: list[str]) -> int:
         os._exit(0)  # the interpreter's own way out takes torch a second
 
 
-def _start(worker: Worker, broken: bool, files: list[str]) -> str:
-    """Register kernels and touch the device. Why that cannot be done, in one line, or ""."""
+def _load(broken: bool, files: list[str]) -> str:
+    """Register kernels. Why a file cannot be loaded, in one line, or ""."""
     load_package("arms.sparse_prefill")
     load_package("arms.indexer_topk")
     if broken:
@@ -333,12 +333,17 @@ def _start(worker: Worker, broken: bool, files: list[str]) -> str:
             load_file(path)
         except Exception as error:
             return f"--load {path}: {type(error).__name__}: {one_line(error)}"
+    return ""
+
+
+def _touched(device: torch.device) -> str:
+    """Why a device cannot be used, in one line, or ""."""
     try:
-        if worker.device.type not in ("cpu", "cuda"):
+        if device.type not in ("cpu", "cuda"):
             raise ValueError("only cpu and cuda")
-        torch.zeros(1, device=worker.device)
+        torch.zeros(1, device=device)
     except Exception as error:
-        return f"--device {worker.device}: {one_line(error)}"
+        return f"--device {device}: {one_line(error)}"
     return ""
 
 

@@ -69,11 +69,11 @@ def margin_text(margins: list[float]) -> str:
 
 
 def ratio(above: pd.Series, below: pd.Series) -> float | None:
-    """Median over median; None unless both arms passed and were timed under one contract."""
+    """Median over median; None unless both arms passed, were timed under one contract and took more than nothing."""
     passed = {above["verdict"], below["verdict"]} == {Verdict.PASSED.value}
     if not passed or missing(above["median"]) or missing(below["median"]) or above["contract"] != below["contract"]:
         return None
-    return float(above["median"] / below["median"])
+    return float(above["median"] / below["median"]) if below["median"] > 0 else None
 
 
 class CaseTable:

@@ -1,4 +1,4 @@
-"""A run as Markdown for a pull request: the tables, what each check said, early-exit numerics, sentinels, machine."""
+"""A run as Markdown for a pull request: verdict, what is missing, tables, what each check said, early-exit numerics, sentinels, machine."""
 from __future__ import annotations
 
 import collections
@@ -8,8 +8,9 @@ import statistics
 from harness.record import Record
 from harness.runfolder import RunInfo
 from harness.verdicts import Check, Verdict, worst
-from reports import failure
+from reports import failure, run_line
 from reports.cells import markdown_table, names
+from reports.evidence_numbers import filled_table
 from reports.table import markdown
 from reports.topk_table import resources
 
@@ -20,8 +21,14 @@ SKIP_CHECKS = ("none-vs-backscan", "none-vs-metadata", "backscan-vs-metadata")
 def page(info: RunInfo, records: list[Record]) -> str:
     """The whole page."""
     parts = (markdown, failures, launched, check_matrix, resources, early_exit, sentinels, cost, skipped)
-    sections = [*(part(records) for part in parts), provenance(info)]
+    sections = [f"**{run_line.line(info, records)}**", missing(info, records), *(part(records) for part in parts), provenance(info)]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def missing(info: RunInfo, records: list[Record]) -> str:
+    """What a run that has not finished lacks, the first of it by name."""
+    named = run_line.named(run_line.missing(info, records))
+    return "#### Missing\n\n```\n" + "\n".join(named) + "\n```" if named else ""
 
 
 def failures(records: list[Record]) -> str:
@@ -53,9 +60,9 @@ def cost(records: list[Record]) -> str:
     sums: dict[tuple[str, str], list[float]] = {}
     for record in records:
         if record.seconds:
-            inputs, reference = record.seconds["inputs"], record.seconds["reference"]
+            inputs, reference = (record.seconds.get(part, 0.0) for part in ("inputs", "reference"))
             entry = sums.setdefault((record.kernel, record.case), [inputs, reference, 0.0])
-            entry[2] += record.seconds["arm"]
+            entry[2] += record.seconds.get("arm", 0.0)
     dearest = sorted(sums.items(), key=lambda item: -sum(item[1]))[:5]
     rows = [[kernel, own[case], *(f"{value:.3f}" for value in values)] for (kernel, case), values in dearest]
     head = ["kernel", "case", "inputs and their hashes, s", "reference, s", "all arms: launches and checks, s"]
@@ -100,7 +107,7 @@ def early_exit(records: list[Record]) -> str:
                      ", ".join(f"{count:,} by {step} ULP" for step, count in apart.items()) or "none: bitwise equal",
                      next(iter(columns), ""), worst([c.verdict for c in checks]).value])
     head = ["kernel", "case", "seeds", "arms", "rows that skip a pair", "elements of out that differ", "columns (first seed)", "verdict"]
-    return "#### Early exit\n\n" + markdown_table(head, rows) if rows else ""
+    return "#### Early exit\n\n" + filled_table(head, rows) if rows else ""
 
 
 def sentinels(records: list[Record]) -> str:

@@ -11,29 +11,32 @@ from harness.comparison import Pairing, TimeComparison, TimeVerdict
 from harness.evidence_folder import EvidenceFolder, Paired
 from harness.options import replay_options, stored_options
 from harness.record import Record
-from reports.cells import labels, markdown_table, names
+from harness.verdicts import Verdict
+from reports.evidence_naming import naming
 from reports.evidence_numbers import (
     clocks_line,
     contract_line,
+    filled_table,
     percent,
     times,
 )
 
 NO_FIGURE = "published: no figure at these shapes"
+AGAIN = "again: "
+"""Before the line that repeats a timing."""
 
 
 def under(folder: EvidenceFolder, part: str, records: Sequence[Record] | None = None, *more: str) -> str:
-    """The contract, the clocks and the line that repeats a timing. records: those that the table shows, all of the part by default."""
+    """What the rows share, the contract, the clocks and the line that repeats a timing. records: those that the table shows, all of the
+    part by default."""
     run = folder.runs.get(part)
-    if run is None:
+    shown = (run.records if run else []) if records is None else records
+    if run is None or not shown:
         return ""
-    shown = run.records if records is None else records
-    family = shown[0].family if shown else "sparse_prefill"
     last = next((record for record in reversed(shown) if record.time), None)
-    common = labels(list(dict.fromkeys(record.case for record in shown)))[0] if shown else ""
-    cases = f"every case: `{family}:{common}`" if common else ""
-    again = f"again: `{repeat_line(last, *stored_options(run))}`" if last else ""
-    return "\n\n" + "  \n".join(line for line in (cases, contract_line(shown, family), *more, clocks_line(shown), again) if line)
+    cases = naming([folder], (record.case for record in shown)).line()
+    again = f"{AGAIN}`{repeat_line(last, *stored_options(run))}`" if last else ""
+    return "\n\n" + "  \n".join(line for line in (cases, contract_line(shown, shown[0].family), *more, clocks_line(shown), again) if line)
 
 
 def repeat_line(record: Record, options: WorkerOptions | None, settings: Settings | None) -> str:
@@ -43,6 +46,7 @@ def repeat_line(record: Record, options: WorkerOptions | None, settings: Setting
     timing = ["--time", settings.contract, "--samples", str(settings.samples)] if settings and settings.contract else []
     rest = [word for word in words if word not in variables]
     timing = [] if "--time" in rest else timing
+    timing += ["--time-wrong"] if settings and settings.time_wrong and record.verdict is not Verdict.PASSED else []
     return shlex.join([*variables, "threearm", "replay", record.case, "--arm", record.arm, *rest, *timing])
 
 
@@ -88,11 +92,11 @@ def about_pairs(folder: EvidenceFolder) -> str:
 
 def processes(folder: EvidenceFolder) -> str:
     """Every comparison by fresh processes: medians, the interval, what counts, notes."""
-    own = names(list(dict.fromkeys(pairing.case for pairing, _ in folder.pairs)))
-    rows = [_process_row(pairing, found, own) for pairing, found in folder.pairs]
+    names = naming([folder], (pairing.case for pairing, _ in folder.pairs))
+    rows = [_process_row(pairing, found, names.own) for pairing, found in folder.pairs]
     head = ["case", "base", "candidate", "base, ms", "candidate, ms", "candidate / base [95 %]", "processes, clean rounds",
             "samples, throttled", "SM clock, MHz", "notes"]
-    return markdown_table(head, rows) + "\n\n" + about_pairs(folder) if rows else ""
+    return filled_table(head, rows) + f"\n\n{names.line()}  \n{about_pairs(folder)}" if rows else ""
 
 
 def _process_row(pairing: Pairing, found: TimeComparison, own: dict[str, str]) -> list[str]:

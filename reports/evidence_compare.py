@@ -4,8 +4,8 @@ from __future__ import annotations
 from harness.evidence_folder import EvidenceFolder
 from harness.record import Record
 from harness.verdicts import Verdict
-from reports.cells import markdown_table, names
-from reports.evidence_numbers import ms, ratio, times
+from reports.evidence_naming import naming
+from reports.evidence_numbers import filled_table, ms, ratio, times
 
 NO_VERDICT = ("Times of different runs are no verdict: clocks, neighbours and memory differ from day to day by more than most changes, and "
               "from machine to machine by more still. Which of two is faster is told by `threearm gate`.")
@@ -17,18 +17,20 @@ def side_by_side(here: EvidenceFolder, there: EvidenceFolder) -> str:
     parts = [_part(name, here, there) for name in here.runs if name in there.runs]
     alone = [f"{name}: only {where}" for mine, other, where in ((here, there, "here"), (there, here, "there"))
              for name in mine.runs if name not in other.runs]
-    told = "  \n".join([_differences(here, there), *alone, NO_VERDICT])
+    cut = [f"What is {where} has not finished, or was cut short." for folder, where in ((here, "here"), (there, "there"))
+           if not folder.info.finished]
+    told = "  \n".join([_differences(here, there), *cut, *alone, NO_VERDICT])
     return "\n\n".join([f"#### Beside {there.path.name} (there)", *filter(None, parts), told])
 
 
 def _part(name: str, here: EvidenceFolder, there: EvidenceFolder) -> str:
     mine, theirs = ({(record.case, record.arm): record for record in folder.runs[name].records} for folder in (here, there))
     keys = list(dict.fromkeys([*mine, *theirs]))
-    own = names(list(dict.fromkeys(case for case, _ in keys)))
-    rows = [[own[key[0]], key[1], _cell(mine.get(key)), _cell(theirs.get(key)), _ratio(theirs.get(key), mine.get(key)),
+    names = naming([here, there], (case for case, _ in keys))
+    rows = [[names.own[key[0]], key[1], _cell(mine.get(key)), _cell(theirs.get(key)), _ratio(theirs.get(key), mine.get(key)),
              _outputs(mine.get(key), theirs.get(key))] for key in keys]
     head = ["case", "arm", "here, ms", "there, ms", "there / here", "outputs"]
-    return f"##### {here.info.part(name).title}\n\n{markdown_table(head, rows)}" if rows else ""
+    return f"##### {here.info.part(name).title}\n\n{filled_table(head, rows)}\n\n{names.line()}" if rows else ""
 
 
 def _cell(record: Record | None) -> str:

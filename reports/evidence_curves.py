@@ -11,11 +11,12 @@ from harness.evidence_plans import PUBLISHED_INDEXER
 from harness.record import Record
 from harness.verdicts import Verdict
 from reports import sweeps
-from reports.cells import markdown_table, names
 from reports.evidence_common import NO_FIGURE, about_pairs, paired_ratio, under
+from reports.evidence_naming import naming
 from reports.evidence_numbers import (
     by_case,
     cell,
+    filled_table,
     kernels_of,
     ratio,
     timed,
@@ -40,6 +41,7 @@ def kernels_with(records: Sequence[Record], source: str) -> list[str]:
 def _topk_table(folder: EvidenceFolder, records: list[Record], dense: str, litetopk: str) -> str:
     own = [record for record in records if record.kernel in (dense, litetopk)]
     arms = dict(sorted(by_case(own).items(), key=lambda item: sweeps.keys_of(item[0])))
+    names = naming([folder], arms).own
     rows, points, wrong = [], [], []
     for case, found in arms.items():
         above, below, keys = found.get("dense"), found.get("litetopk"), sweeps.keys_of(case)
@@ -47,18 +49,20 @@ def _topk_table(folder: EvidenceFolder, records: list[Record], dense: str, litet
         points += [] if value is None else [(keys, value)]
         wrong += [keys] if above and above.verdict is not Verdict.PASSED else []
         paired = paired_ratio(folder, case, f"{litetopk}/litetopk", f"{dense}/dense")
-        rows.append([f"{keys:,}", cell(above), cell(below), _marked(times(value), above, below), paired, _memory(above), _memory(below),
+        rows.append([names[case], cell(above), cell(below), _marked(times(value), above, below), paired, _memory(above), _memory(below),
                      _b200(case, folder)])
-    head = ["keys", f"{dense} (dense), ms", f"{litetopk} (litetopk), ms", "dense / litetopk", "by fresh processes [95 %]",
+    head = ["case", f"{dense} (dense), ms", f"{litetopk} (litetopk), ms", "dense / litetopk", "by fresh processes [95 %]",
             "transient memory, GiB: dense", "litetopk", "B200, published: dense / LiteTopk, ms"]
-    more = ["each kernel has a process of its own, so these two are timed one after the other; by fresh processes: in turns",
+    marked = any(record.time and record.verdict is not Verdict.PASSED for record in own)
+    more = ["requests: rows/keys",
+            "each kernel has a process of its own, so these two are timed one after the other; by fresh processes: in turns",
             about_pairs(folder),
-            "wrong: the arm's choice is not an exact top-k (see what did not pass); its time is no time of the same work",
+            "wrong: the arm's choice is not an exact top-k (see what did not pass); its time is no time of the same work" if marked else "",
             "transient memory: the most that a launch held beyond inputs and indices",
             NO_FIGURE if folder.info.reduced else
             "B200: DeepGEMM and vLLM's top-k against LiteTopk, 8192 rows, 32 heads, topk 2048, 2026-08: another GPU, another dense top-k"]
     part = "scale" if "scale" in folder.runs else "crossover"
-    return (markdown_table(head, rows) + "\n\n" + sweeps.crossover_text(points, wrong) + under(folder, part, own, *more)) if rows else ""
+    return (filled_table(head, rows) + "\n\n" + sweeps.crossover_text(points, wrong) + under(folder, part, own, *more)) if rows else ""
 
 
 def _marked(text: str, *arms: Record | None) -> str:
@@ -86,13 +90,13 @@ def keys_sweep(folder: EvidenceFolder) -> str:
     return _sweep(folder, "s-kv-sweep", sweeps.keys_sweep)
 
 
-def _sweep(folder: EvidenceFolder, part: str, table: Callable[[list[Record], dict[str, str]], str]) -> str:
+def _sweep(folder: EvidenceFolder, part: str, table: Callable[[list[Record], dict[str, str], dict[str, str]], str]) -> str:
     run = folder.runs.get(part)
     parts = []
     for kernel in kernels_of(run.records) if run else ():
         assert run
         own = [record for record in run.records if record.kernel == kernel]
-        text = table(own, folder.info.machine)
+        text = table(own, naming([folder], (record.case for record in own)).own, folder.info.machine)
         parts += [f"##### {kernel}\n\n{text}" + under(folder, part, own)] if text else []
     return "\n\n".join(parts)
 
@@ -103,7 +107,8 @@ def roofline(folder: EvidenceFolder) -> str:
     for name, run in folder.runs.items():
         if not timed(run.records):
             continue
-        table = sweeps.roofline(run.records, names(list(dict.fromkeys(record.case for record in run.records))), folder.info.machine)
-        parts += [f"##### {folder.info.part(name).title}: contract `{folder.info.part(name).contract}`\n\n{table}"] if table else []
+        names, about = naming([folder], (record.case for record in run.records)), folder.info.part(name)
+        table = sweeps.roofline(run.records, names.own, folder.info.machine)
+        parts += [f"##### {about.title}: contract `{about.contract}`\n\n{table}\n\n{names.line()}"] if table else []
     family = next((run.records[0].family for run in folder.runs.values() if run.records), "")
     return "\n\n".join([*parts, f"{sweeps.ABOUT_WORK[family]}  \n{sweeps.peaks_line(folder.info.machine)}"]) if parts else ""

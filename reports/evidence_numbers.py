@@ -13,6 +13,7 @@ from harness.record import Lengths, Record, Timing
 from harness.verdicts import Verdict
 from harness.watch import slowed
 from reports import table, topk_table
+from reports.cells import markdown_table
 
 HEAD_DIM = 128  # of an indexer head
 CTA_HEADS = 64  # heads that share a gathered key
@@ -198,6 +199,12 @@ def ratio(above: Record | None, below: Record | None) -> float | None:
     if above is None or below is None or not above.time or not below.time or above.time.contract != below.time.contract:
         return None
     return time_us(above) / time_us(below)
+
+
+def filled_table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table without the columns that are empty in every row."""
+    kept = [place for place in range(len(head)) if any(row[place] for row in rows)]
+    return markdown_table([head[place] for place in kept], [[row[place] for place in kept] for row in rows])
 
 
 def times(value: float | None) -> str:

@@ -1,30 +1,28 @@
-"""An evidence folder as one Markdown page for a pull request: the verdict, then every block of numbers with what it is. For a terminal, the
-same without its long tables."""
+"""An evidence folder as one Markdown page for a pull request: the verdict, then every block of numbers with what it is. For a terminal:
+evidence_terminal.py."""
 from __future__ import annotations
 
 import dataclasses
 import shlex
 from collections.abc import Callable, Iterable
 
-from rich.console import Group, RenderableType
-from rich.markdown import Markdown
-from rich.text import Text
-
-from harness.evidence_folder import RUN, EvidenceFolder
-from harness.evidence_plans import PLANS
+from cases import family_of
+from harness.evidence_folder import EvidenceFolder
+from harness.evidence_plans import PLANS, RUN, parts_of
 from harness.record import Record
 from harness.verdicts import Verdict, worst
 from harness.words import counted
 from reports import evidence, evidence_curves, evidence_prefill, failure
-from reports.cells import markdown_table
 from reports.evidence_common import invalid, processes
 from reports.evidence_compare import side_by_side
+from reports.evidence_numbers import filled_table
 from reports.repeating import of_run
 
-SHOWN_FAILURES = 10
 LONGEST_WHY = 200
 ROOM_FOR_FAILURES = 15_000
 """Characters for what did not pass in full: GitHub takes 65,536 in all."""
+LACKING = 3
+"""Things that are not there that the first line names."""
 TELLING = ("reference", "set", "timed-output")
 """The checks that say most about a wrong result."""
 NOT_OF_THE_RUN = ("--runs", "--out", "--compare", "--junit")
@@ -45,7 +43,7 @@ SWEEPS = (Block("Time against topk_length", evidence_curves.length_sweep, long=T
           Block("Time against the number of keys", evidence_curves.keys_sweep, long=True))
 BLOCKS = {
     "q8kv8-topk-length": (
-        Block("Kernel time: none against the length arms", evidence_prefill.kernel_time),
+        Block("Time: none against the length arms", evidence_prefill.kernel_time),
         Block("What the wrapper costs", evidence_prefill.wrapper),
         Block("Source equivalence", evidence_prefill.equivalence),
         Block("Early exit: where arms that skip differ from arms that walk masked pairs", evidence_prefill.early_exit,
@@ -60,26 +58,22 @@ COMMON = (Block("By fresh processes", processes, long=True, folded=True),
 
 def page(folder: EvidenceFolder, other: EvidenceFolder | None = None) -> str:
     """The whole page. other: another folder of the same name, to stand beside it."""
-    parts = [verdict(folder), machine_line(folder), *_blocks(folder, short=False)]
-    parts += [failures(folder, short=False), side_by_side(folder, other) if other else "", skipped(folder), provenance(folder)]
+    parts = [verdict(folder), machine_line(folder), *blocks(folder, short=False)]
+    parts += [failures(folder), side_by_side(folder, other) if other else "", skipped(folder), provenance(folder)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def terminal(folder: EvidenceFolder, other: EvidenceFolder | None = None) -> RenderableType:
-    """The page for a screen: without its long tables, and of what did not pass the first few."""
-    parts = [*_blocks(folder, short=True), failures(folder, short=True), side_by_side(folder, other) if other else ""]
-    left_out = [block.title for block in _all(folder) if block.long and block.text(folder)]
-    told = f"left out here: {', '.join(left_out)}; all of it: threearm report {folder.path} --markdown" if left_out else ""
-    colour = "bold green" if code_word(folder) == Verdict.PASSED.value else "bold red"
-    return Group(Text(verdict(folder).replace("**", ""), style=colour), Text(machine_line(folder).replace("`", ""), style="dim"),
-                 *(Markdown(part) for part in parts if part), Text(told, style="dim"))
+def left_out(folder: EvidenceFolder) -> list[str]:
+    """The titles of the blocks that have something to say and are too long for a terminal."""
+    return [block.title for block in _all(folder) if block.long and block.text(folder)]
 
 
 def _all(folder: EvidenceFolder) -> Iterable[Block]:
     return (*BLOCKS.get(folder.info.name, ()), *COMMON)
 
 
-def _blocks(folder: EvidenceFolder, short: bool) -> list[str]:
+def blocks(folder: EvidenceFolder, short: bool) -> list[str]:
+    """The blocks that have something to say, with their titles. short: without the long ones."""
     found = ((block, block.text(folder)) for block in _all(folder) if not (short and block.long))
     return [f"<details><summary>{block.title}</summary>\n\n{text}\n\n</details>" if block.folded else f"#### {block.title}\n\n{text}"
             for block, text in found if text]
@@ -105,13 +99,13 @@ def code_word(folder: EvidenceFolder) -> str:
 
 def verdict(folder: EvidenceFolder) -> str:
     """The first line: whether it is of reduced shapes, the verdict, how many case-runs passed, which arms are wrong."""
-    info, plan = folder.info, PLANS.get(folder.info.name)
-    main = folder.runs.get(plan.main) if plan else None
-    counts = case_runs(main.records if main else [])
+    info, main = folder.info, PLANS[folder.info.name].main
+    run = folder.runs.get(main)
+    counts = case_runs(run.records if run else [], folder.planned(main))
     ran = [record for record in records_of(folder) if record.verdict is not Verdict.SKIPPED]
-    passed = sum(record.verdict is Verdict.PASSED for record in ran)
+    passed, planned = sum(record.verdict is Verdict.PASSED for record in ran), arm_runs(folder)
     head = "Reduced shapes on a CPU: no evidence of a GPU kernel. " if info.reduced else ""
-    told = [f"{counts[0]} of {counts[1]} case-runs PASSED", f"in all parts {passed:,} of {len(ran):,} arm runs"]
+    told = [f"{counts[0]} of {counts[1]} case-runs PASSED", f"in all parts {passed:,} of {planned:,} arm runs"]
     told[-1] += " PASSED"
     told += [f"{arm}: {why}" for arm, why in told_arms(ran).items()]
     times = invalid(folder.pairs)
@@ -119,16 +113,33 @@ def verdict(folder: EvidenceFolder) -> str:
     told += [f"{part.name} could not be run: {part.problem}" for part in info.parts if part.problem]
     if not info.finished:
         told.append("interrupted" if info.interrupted else "it has not finished, or was cut short")
+        told += lacks(folder)
     return f"**{head}{code_word(folder)}: {info.name}: {'; '.join(told)}.**"
 
 
-def case_runs(records: list[Record]) -> tuple[int, int]:
-    """How many (kernel, case) passed with every arm that ran, of how many that ran. Indexer kernels have one arm each: a case is one run of
-    all of them."""
-    groups: dict[tuple[str, str], list[Verdict]] = {}
-    for record in records:
-        if record.verdict is not Verdict.SKIPPED:
-            groups.setdefault(("" if record.family == "indexer_topk" else record.kernel, record.case), []).append(record.verdict)
+def lacks(folder: EvidenceFolder) -> list[str]:
+    """What is not there, the first few things. [] where all of it is."""
+    found = folder.lacking()
+    more = [f"and {counted(len(found) - LACKING, 'thing')} more"] if len(found) > LACKING else []
+    return [f"it lacks {', '.join([*found[:LACKING], *more])}"] if found else []
+
+
+def arm_runs(folder: EvidenceFolder) -> int:
+    """How many records there are when all parts are whole, but for those that are SKIPPED."""
+    names = [part.name for part in parts_of(PLANS[folder.info.name], folder.info.reduced, folder.info.asked()) if part.kind == RUN]
+    planned = {(name, *key) for name in names for key in folder.planned(name)}
+    records = {(name, r.case, r.arm): r for name, run in folder.runs.items() for r in run.records}
+    return sum(key not in records or records[key].verdict is not Verdict.SKIPPED for key in {**dict.fromkeys(planned), **records})
+
+
+def case_runs(records: list[Record], planned: list[tuple[str, str]]) -> tuple[int, int]:
+    """How many (kernel, case) passed with every arm that is not SKIPPED, of how many that have one. planned: (case, arm) of all that are to
+    run; one without a record has not passed. Indexer kernels have one arm each: a case is one run of all of them."""
+    verdicts: dict[tuple[str, str], Verdict | None] = {**dict.fromkeys(planned), **{(r.case, r.arm): r.verdict for r in records}}
+    groups: dict[tuple[str, str], list[Verdict | None]] = {}
+    for (case, arm), found in verdicts.items():
+        if found is not Verdict.SKIPPED:
+            groups.setdefault(("" if family_of(case) == "indexer_topk" else arm.rpartition("/")[0], case), []).append(found)
     return sum(all(each is Verdict.PASSED for each in found) for found in groups.values()), len(groups)
 
 
@@ -149,18 +160,25 @@ def told_arms(ran: list[Record]) -> dict[str, str]:
     return found
 
 
-def failures(folder: EvidenceFolder, short: bool) -> str:
-    """What did not pass: a row a record, with the line that repeats it; in full, but on a screen, as many as there is room for."""
-    bad = [(record, of_run(run)) for run in folder.runs.values() for record in run.records if record.verdict not in failure.HARMLESS]
-    rows = [[record.arm, record.case.partition(":")[2], record.verdict.value, why(record),
-             f"`{failure.replay_line(record, repeat(record))}`"] for record, repeat in bad]
-    rows += [[found.partition(" on ")[0], "", "INVALID", found, ""] for found in invalid(folder.pairs)]
+Bad = tuple[Record, Callable[[Record], list[str]]]
+"""A record that did not pass, and what the line that repeats it needs besides."""
+
+
+def bad_records(folder: EvidenceFolder) -> list[Bad]:
+    """What did not pass, of all parts."""
+    return [(record, of_run(run)) for run in folder.runs.values() for record in run.records if record.verdict not in failure.HARMLESS]
+
+
+def failures(folder: EvidenceFolder) -> str:
+    """What did not pass: a row a record, then the lines that repeat them; in full, as many as there is room for."""
+    bad = bad_records(folder)
+    rows = [[str(place), record.arm, record.case, record.verdict.value, why(record)] for place, (record, _) in enumerate(bad, 1)]
+    rows += [["", found.partition(" on ")[0], "", "INVALID", found] for found in invalid(folder.pairs)]
     if not rows:
         return ""
-    table = markdown_table(["arm", "case", "verdict", "why", "repeat"], rows[:SHOWN_FAILURES] if short else rows)
-    left = len(rows) - SHOWN_FAILURES if short else 0
-    more = f"\n\n... and {left} more that did not pass: threearm report {folder.path} --failures" if left > 0 else ""
-    return f"#### What did not pass\n\n{table}{more}" + ("" if short else in_full(folder, bad))
+    repeats = "\n".join(f"{failure.replay_line(record, repeat(record))}  # {place}" for place, (record, repeat) in enumerate(bad, 1))
+    told = f"\n\nto repeat them, by number:\n\n```\n{repeats}\n```" if bad else ""
+    return f"#### What did not pass\n\n{filled_table(['', 'arm', 'case', 'verdict', 'why'], rows)}{told}{in_full(folder, bad)}"
 
 
 def why(record: Record) -> str:
@@ -173,7 +191,7 @@ def why(record: Record) -> str:
     return f"{told.name}: {told.detail[:LONGEST_WHY]}" + (f"; also {', '.join(others)}" if others else "")
 
 
-def in_full(folder: EvidenceFolder, bad: list[tuple[Record, Callable[[Record], list[str]]]]) -> str:
+def in_full(folder: EvidenceFolder, bad: list[Bad]) -> str:
     """The first of them with every check, so many that the page can still be pasted."""
     texts: list[str] = []
     for record, repeat in bad:

@@ -13,12 +13,14 @@ from harness.verdicts import SOURCES, Check, Verdict
 from reports import evidence
 from reports.cells import markdown_table
 from reports.evidence_common import NO_FIGURE, about_pairs, paired_ratio, paired_saving, under
+from reports.evidence_naming import naming, naming_of
 from reports.evidence_numbers import (
     by_case,
     cell,
     contract_line,
     derive_us,
     expected_saving,
+    filled_table,
     kernels_of,
     largest_kernel,
     middle,
@@ -43,15 +45,23 @@ def kernel_time(folder: EvidenceFolder) -> str:
         assert run
         own = [record for record in run.records if record.kernel == kernel]
         told = any(largest_kernel(record) for record in own)
-        rows = [_kernel_row(case, arms, folder, told) for case, arms in by_case(own).items()]
-        head = ["rows", "mean length", "none, ms", "backscan, ms", "metadata, ms", "none / backscan", "none / metadata",
+        names = naming([folder], (record.case for record in own)).own
+        rows = [[names[case], *_kernel_row(case, arms, folder, told)] for case, arms in by_case(own).items()]
+        head = ["case", "mean length", "none, ms", "backscan, ms", "metadata, ms", "none / backscan", "none / metadata",
                 *(["attention kernel alone"] if told else []), "by fresh processes: none / metadata [95 %]", "published: none / metadata"]
-        more = ["none / backscan and none / metadata: medians of the call, the derivation apart"]
+        more = [about_ratios(own)]
         more += ["attention kernel alone: the dearest of the kernels that a call launches; with a length the wrapper launches more, its "
                  "range validation"] if told else []
         more += [about_pairs(folder), published_ratio(folder)]
-        parts.append(f"##### {kernel}\n\n" + markdown_table(head, rows) + under(folder, "kernel-time", own, *more))
+        parts.append(f"##### {kernel}\n\n" + filled_table(head, rows) + under(folder, "kernel-time", own, *more))
     return "\n\n".join(parts)
+
+
+def about_ratios(records: list[Record]) -> str:
+    """What the medians are of: contract kernel has the derivation apart, the others have it in."""
+    contracts = {record.time.contract for record in records if record.time}
+    what = "the call, the derivation apart" if contracts == {"kernel"} else "derivation and call together"
+    return f"none / backscan and none / metadata: medians of {what}" if contracts else ""
 
 
 def _kernel_row(case: str, arms: dict[str, Record], folder: EvidenceFolder, told: bool) -> list[str]:
@@ -62,7 +72,7 @@ def _kernel_row(case: str, arms: dict[str, Record], folder: EvidenceFolder, told
     alone = [largest_kernel(arm) if arm else None for arm in (none, metadata)]
     attention = f"{times(alone[0] / alone[1])}\n({alone[0] / 1e3:.4g} / {alone[1] / 1e3:.4g} ms)" if alone[0] and alone[1] else ""
     published = "" if folder.info.reduced else PUBLISHED_RATIOS.get(parsed.rows, "")
-    return [parsed.rows, f"{lengths.mean:,.0f}" if lengths else "", *(cell(arms.get(source)) for source in SOURCES),
+    return [f"{lengths.mean:,.0f}" if lengths else "", *(cell(arms.get(source)) for source in SOURCES),
             times(ratio(none, arms.get("backscan"))), times(ratio(none, metadata)), *([attention] if told else []),
             paired_ratio(folder, case, f"{metadata.kernel if metadata else ''}/metadata"), published]
 
@@ -79,22 +89,22 @@ def wrapper(folder: EvidenceFolder) -> str:
     """What a call costs beyond its kernels: between the events, and for the host."""
     kernel, span, wall = (by_arm(folder, part) for part in ("kernel-time", "wrapper-span", "wrapper-wall"))
     rows = []
+    names = naming([folder], (record.case for record in kernel.values()))
     for key, record in kernel.items():
         if not all(key in found and found[key].time for found in (kernel, span, wall)):
             continue
-        parsed = parse_case(record.case)
-        assert isinstance(parsed, SparsePrefillCase) and record.time
+        assert record.time
         alone = time_us(record) + derive_us(record)
-        rows.append([parsed.rows, record.arm, str(record.time.kernels), f"{alone:,.1f}", _us(span[key]), _us(wall[key]),
+        rows.append([names.own[record.case], record.arm, str(record.time.kernels), f"{alone:,.1f}", _us(span[key]), _us(wall[key]),
                      f"{time_us(span[key]) - alone:+.1f}", f"{time_us(wall[key]) - time_us(span[key]):+.1f}"])
-    head = ["rows", "arm", "kernels a call", "kernel time with derivation, us", "span, us", "wall, us", "span − kernel time, us",
+    head = ["case", "arm", "kernels a call", "kernel time with derivation, us", "span, us", "wall, us", "span − kernel time, us",
             "wall − span, us"]
     lines = [contract_line([found[key] for key in kernel if key in found], "sparse_prefill") for found in (span, wall)]
     told = ["span − kernel time: gaps between kernels on the device, waiting for the host among them; wall − span: what the host adds "
             "before the first kernel and after the last. With a length, the wrapper copies the range of the lengths to the host twice a "
             "call",
             "differences are of medians, the three contracts one after the other in one process"]
-    return markdown_table(head, rows) + "\n\n" + "  \n".join(line for line in (*lines, *told) if line) if rows else ""
+    return filled_table(head, rows) + "\n\n" + "  \n".join(line for line in (names.line(), *lines, *told) if line) if rows else ""
 
 
 def _us(record: Record) -> str:
@@ -152,8 +162,13 @@ def counted_words(words: list[str]) -> str:
 
 
 def early_exit(folder: EvidenceFolder) -> str:
-    """Where arms that skip and arms that walk masked pairs differ."""
-    return _without_title(folder, evidence.early_exit)
+    """Where arms that skip and arms that walk masked pairs differ. Cases that differ in their seed alone share a row."""
+    text = _without_title(folder, evidence.early_exit)
+    if not text:
+        return ""
+    cases = [record.case for record in folder.runs["equivalence"].records]
+    seeds = " or ".join(str(seed) for seed in dict.fromkeys(parse_case(case).seed for case in cases))
+    return f"{text}\n\n{naming_of(map(evidence.without_seed, cases)).line(f', and seed {seeds}')}"
 
 
 def sentinels(folder: EvidenceFolder) -> str:
@@ -173,14 +188,16 @@ def savings(folder: EvidenceFolder) -> str:
     for kernel in kernels_of(run.records) if run else ():
         assert run
         own = [record for record in run.records if record.kernel == kernel]
-        rows = [_savings_row(case, arms, folder) for case, arms in by_case(own).items()]
+        names = naming([folder], (record.case for record in own)).own
+        rows = [[names[case], *_savings_row(case, arms, folder)] for case, arms in by_case(own).items()]
         head = ["case", "none, ms", "backscan, ms", "metadata, ms", "saving, pairs of samples", "saving, fresh processes [95 %]",
                 "expected: pairs left out", "topk / 2L", "published"]
+        prompts = any(row[head.index("topk / 2L")] for row in rows)
         more = ["saving: 1 − metadata / none; pairs of samples: median [quartiles] over samples of the same round in one process",
-                "expected: the share of the 128-key pairs that the lengths leave out; topk / 2L: the share of the keys that a causal "
-                "prompt of L tokens does not have", about_pairs(folder),
+                "expected: the share of the 128-key pairs that the lengths leave out",
+                "topk / 2L: the share of the keys that a causal prompt of L tokens does not have" if prompts else "", about_pairs(folder),
                 NO_FIGURE if folder.info.reduced else "published: causal prompts at topk 2048"]
-        parts.append(f"##### {kernel}\n\n" + markdown_table(head, rows) + under(folder, "span", own, *more))
+        parts.append(f"##### {kernel}\n\n" + filled_table(head, rows) + under(folder, "span", own, *more))
     return "\n\n".join(parts)
 
 
@@ -193,11 +210,10 @@ def _savings_row(case: str, arms: dict[str, Record], folder: EvidenceFolder) -> 
         savings = paired_savings(none.time, metadata.time)
         low, high = quartiles(savings)
         measured = f"{percent(middle(savings))} [{percent(low)} {percent(high)}]"
-    nominal = nominal_saving(parsed)
-    published = PUBLISHED_SAVINGS.get(parsed.s_q, "") if parsed.rows == "ramp" and not folder.info.reduced else ""
-    if parsed.rows == "full":
-        nominal, published = 0.0, "none to expect"
-    return [f"s_q={parsed.s_q}, rows={parsed.rows}", *(cell(arms.get(source)) for source in SOURCES), measured,
+    nominal, published = nominal_saving(parsed), ""
+    if not folder.info.reduced:
+        published = {"ramp": PUBLISHED_SAVINGS.get(parsed.s_q, ""), "full": "none to expect"}.get(parsed.rows, "")
+    return [*(cell(arms.get(source)) for source in SOURCES), measured,
             paired_saving(folder, case, f"{metadata.kernel if metadata else ''}/metadata"),
             percent(expected_saving(metadata.lengths)) if metadata and metadata.lengths else "",
             "" if nominal is None else percent(nominal), published]

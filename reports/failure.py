@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from harness.record import Record
 from harness.verdicts import SOURCES, Check, Verdict
+from harness.words import counted
+from reports.evidence_numbers import clocks_line, contract_line, ms
 from reports.frame import reason
 
 ARM_NAMES = re.compile(rf"\b({'|'.join(SOURCES)})\b")
@@ -85,7 +87,19 @@ def describe(record: Record, options: list[str], always: bool = False) -> str:
     if always:
         lines += [f"  {name}: {value:.4g} (reported, not judged)" for name, value in record.extra.items()]
         lines += [f"  peak transient memory: {record.memory / 2**20:,.1f} MiB"] if record.memory is not None else []
+        lines += describe_time(record)
     return "\n".join([*lines, f"  repeat: {replay_line(record, options)}"])
+
+
+def describe_time(record: Record) -> list[str]:
+    """What was measured, and how; [] where nothing was."""
+    if not record.time:
+        return []
+    lines = [f"  time: {ms(record.time.us)} ms; {contract_line([record], record.family).replace('`', '')}"]
+    lines += [f"  derivation of topk_length: {ms(record.time.derive_us)} ms"] if record.time.derive_us else []
+    told = ", ".join(f"{name.strip()} {us:.1f}" for name, us in sorted(record.time.breakdown.items(), key=lambda each: -each[1]))
+    lines += [f"  {counted(record.time.kernels, 'kernel')} a call, median us: {told}"] if told else []
+    return [*lines, *(f"  {line}" for line in [clocks_line([record])] if line)]
 
 
 def summary(records: list[Record]) -> str:

@@ -16,7 +16,7 @@ from harness.comparison import Change, TimeVerdict, Transition
 from harness.gate_folder import STORED, GateInfo
 from harness.stats import geometric_mean, percent
 from harness.transitions import RANK, WORSE, in_words, was_compared
-from reports.gate_page import markdown
+from reports.gate_page import markdown, untold, wrong_ones
 from reports.gate_things import (
     HINT,
     LOUD,
@@ -130,9 +130,8 @@ class Screen:
             return [Text(f"exit {code}")]
         text = f"exit {code}; all of it: {self.page}; again: threearm report {self.path}"
         lines = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
-        bitwise = [Change.NUMBERS] if self.info.options.get("bitwise") else []
-        worse = any(found.change in (*WORSE, *bitwise) for found in self.transitions)
-        return [Text(line) for line in [*lines, *([f"failures in full: threearm report {self.path} --failures"] if worse else [])]]
+        told = wrong_ones(self.transitions, self.info) or untold(self.transitions)
+        return [Text(line) for line in [*lines, *([f"failures in full: threearm report {self.path} --failures"] if told and code else [])]]
 
 
 def cut(text: str, width: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from harness.comparison import Change, Rule, TimeComparison, TimeVerdict, Transition
 from harness.gate_folder import STORED, GateInfo
 from harness.record import Record
-from harness.transitions import PASSES, RANK, WORSE, risen, was_compared, was_given_up
+from harness.transitions import PASSES, RANK, WORSE, is_void, risen, was_compared, was_given_up
 from reports import failure
 from reports.cells import labels, markdown_table
 from reports.gate_things import (
@@ -25,6 +25,7 @@ from reports.gate_things import (
     verdict,
     why_untimed,
 )
+from reports.repeating import gate_again
 
 Records = dict[tuple[str, str], Record]
 """By case and arm."""
@@ -164,6 +165,31 @@ def failure_texts(transitions: list[Transition], info: GateInfo, base: Records, 
             lines.append(f"{arms_in_words([found])}  {case}\n  repeat: {failure.replay_line(record, options('candidate', record))}")
         lines += _before(before, options, found.change is Change.STILL_BAD and number < full)
         texts.append("\n".join(lines))
+    return texts
+
+
+def untold(transitions: list[Transition]) -> list[Transition]:
+    """What takes a gate from exit 0 and is nothing wrong: a time that is INVALID, SLOWER or UNRESOLVED, and what could not be compared.
+    The most telling first."""
+    found = timed(transitions)
+    times_of = [each for kind in (TimeVerdict.INVALID, TimeVerdict.SLOWER, TimeVerdict.UNRESOLVED) for each in found.get(kind, [])]
+    unknown = [each for each in transitions if each.change is Change.UNKNOWN and (was_compared(each) or is_void(each))]
+    return [*times_of, *(each for each in unknown if each not in times_of)]
+
+
+def untold_texts(transitions: list[Transition], info: GateInfo) -> list[str]:
+    """Each of these in full: what, its numbers, why, and the line that compares it again."""
+    texts = []
+    for found in untold(transitions):
+        time, arms = found.time, arms_in_words([found])
+        change = f"{found.change.value}: {found.detail}" if found.detail else found.change.value
+        lines = [f"{time.verdict.value if time else found.change.value}  {arms}  {found.pairing.case}"]
+        if time:
+            medians = " -> ".join(f"{us} us" for us in _medians(time) if us)
+            lines += [f"  {time.why}", f"  {f'medians {medians}, ' if medians else ''}contract {time.contract}, {time.cache}"]
+            lines += [f"  threshold {_threshold(time.rule)}, {time.rule.floor_us:g} us, {time.rule.source}",
+                      f"  pairs of processes + confirming; samples: {_sampled(time)}".replace("\n", "; ")]
+        texts.append("\n".join([*lines, f"  outputs: {change}", f"  repeat: {gate_again(info, found.pairing)}"]))
     return texts
 
 

@@ -54,6 +54,9 @@ def verdict(transitions: list[Transition], info: GateInfo, again: bool = False) 
     """The exit code, and the first line of every report: the verdict and its reason. again: of a stored gate; one that was cut short is 1
     if something got worse, else 4."""
     code, reason = outcome(transitions, bool(info.options.get("bitwise")), info.void, bool(info.options.get("named")))
+    lacking = " and ".join(info.options.get("lacking", []))
+    if lacking and code == 0:
+        code, reason = UNRESOLVED, f"{lacking}; of what is there: {reason}"
     if not info.interrupted and (not again or info.finished or info.void):
         return code, f"{TITLES[code]} (exit {code}): {reason}"
     cut_short = (WRONG if code == WRONG else UNRESOLVED) if again else INTERRUPTED

@@ -36,9 +36,10 @@ def summary(page: str, again: str, room: int = LARGEST_SUMMARY) -> str:
     return "\n".join(lines) + fence + told
 
 
-def of_records(records: list[Record], repeat: Callable[[Record], list[str]], code: int = 0, said: str = "") -> list[str]:
+def of_records(records: list[Record], repeat: Callable[[Record], list[str]], code: int = 0, said: str = "",
+               finished: bool = True) -> list[str]:
     """Annotations of a run: an error for what is wrong, a warning for what is VACUOUS, the most serious verdict first. code, said: the
-    exit code and its reason, which is told where no record does (nothing ran, the run was cut short)."""
+    exit code and its reason, which comes first where no record tells it (nothing ran, the run has not finished)."""
     bad = sorted((record for record in records if record.verdict not in failure.HARMLESS), key=lambda r: -SEVERITY.index(r.verdict))
     errors: list[tuple[str, str]] = []
     warnings: list[tuple[str, str]] = []
@@ -46,8 +47,8 @@ def of_records(records: list[Record], repeat: Callable[[Record], list[str]], cod
         repeated = f"repeat: {failure.replay_line(record, repeat(record))}"
         told = (f"{record.verdict.value} {record.arm}", f"{record.case}: {reason(record)}\n{repeated}")
         (warnings if record.verdict is Verdict.VACUOUS else errors).append(told)
-    if code and not bad:
-        (warnings if code == UNRESOLVED else errors).append(("threearm", said))
+    if code and (not bad or not finished):
+        (warnings if code == UNRESOLVED else errors).insert(0, ("threearm", said))
     return [*limited("error", errors), *limited("warning", warnings)]
 
 

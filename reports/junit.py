@@ -18,7 +18,7 @@ from harness.runfolder import RunInfo
 from harness.stats import in_words as interval
 from harness.transitions import WORSE, was_compared
 from harness.verdicts import Verdict
-from reports import failure
+from reports import failure, run_line
 from reports.frame import reason
 from reports.gate_page import Options, Records, failure_texts
 from reports.gate_things import facts, ratio_in_words, verdict
@@ -106,7 +106,8 @@ def clean(text: str) -> str:
 
 
 def of_run(info: RunInfo, records: list[Record], repeat: Repeat, part: str = "") -> list[Suite]:
-    """A testsuite a kernel. part: what the run is within something larger, to tell its kernels from those of other parts.
+    """A testsuite a kernel, and one that says so of a run that has not finished. part: what the run is within something larger, to tell
+    its kernels from those of other parts.
 
     A testcase's time is launching and judging its arm; the first arm of a case also carries making the inputs and the reference."""
     suites: dict[str, Suite] = {}
@@ -118,7 +119,16 @@ def of_run(info: RunInfo, records: list[Record], repeat: Repeat, part: str = "")
         met.add((record.kernel, record.case))
         shared = sum(record.seconds.get(name, 0.0) for name in ("inputs", "reference")) if first else 0.0
         suite.cases.append(_of_record(record, repeat, shared, part))
-    return list(suites.values())
+    return [*suites.values(), *([_unfinished(info, records, part)] if not info.finished else [])]
+
+
+def _unfinished(info: RunInfo, records: list[Record], part: str) -> Suite:
+    """An error of its own: what is there may have passed, but it is not all."""
+    said = f"{run_line.INCOMPLETE}: {run_line.how_far(info, records)}"
+    missing = run_line.missing(info, records)
+    text = "\n".join([said, *(["missing:", *run_line.named(missing, len(missing))] if missing else [])])
+    return Suite(f"{part}.threearm" if part else "threearm", info.started, {},
+                 [Case(".".join(filter(None, [part, "threearm"])), "all of the run", 0.0, ERROR, run_line.INCOMPLETE, said, text)])
 
 
 def _of_record(record: Record, repeat: Repeat, shared: float, part: str) -> Case:

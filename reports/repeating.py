@@ -1,10 +1,12 @@
 """What the line that repeats a stored record needs besides its case and arm."""
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 
-from harness.gate_folder import GateFolder
+from harness.comparison import Pairing
+from harness.gate_folder import GateFolder, GateInfo
 from harness.options import replay_options, stored_options
 from harness.record import Record
 from harness.runfolder import RunFolder
@@ -15,6 +17,24 @@ def of_run(folder: RunFolder) -> Callable[[Record], list[str]]:
     """Of a run's records."""
     options, plan = stored_options(folder)
     return lambda record: replay_options(record, options, plan)
+
+
+OF_ALL = ("--suite", "--arm", "--markdown", "--junit", "--runs")
+"""Options of a gate's command, each with a value, that one of its comparisons replaces or does not need."""
+FLAGS = ("--bitwise", "--broken", "--fp64", "--inherit-packages", "--keep-outputs")
+"""Those without a value."""
+
+
+def gate_again(info: GateInfo, pairing: Pairing) -> str:
+    """The command that compares one pairing again, from that of the whole gate."""
+    arms = pairing.base if pairing.base == pairing.candidate else f"{pairing.base}={pairing.candidate}"
+    kept: list[str] = []
+    rest = iter(info.command[2:])
+    for word in rest:
+        value = [] if "=" in word or word in FLAGS or not word.startswith("--") else [next(rest, "")]
+        if word.startswith("--") and word.partition("=")[0] not in OF_ALL:
+            kept += [word, *value]
+    return shlex.join(["threearm", "gate", pairing.case, "--arm", arms, *kept])
 
 
 def of_gate(folder: GateFolder) -> Callable[[str, Record], list[str]]:

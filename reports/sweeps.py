@@ -13,10 +13,10 @@ from cases import parse_case
 from cases.indexer_topk import IndexerTopkCase
 from cases.sparse_prefill import SparsePrefillCase
 from harness.record import Record
-from reports.cells import markdown_table
-from reports.evidence_numbers import by_case, derive_us, number, rate, ratio, share, time_us, times, useful
+from reports.evidence_numbers import by_case, derive_us, filled_table, number, rate, ratio, share, time_us, times, useful
 
 PAIR = 128  # keys that are skipped together
+ABOUT_LENGTH = "index_topk: the topk_length of every row."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +91,8 @@ def rounded(keys: float) -> int:
 # --- time against topk_length -----------------------------------------------------------------------------------------
 
 
-def length_sweep(records: list[Record], machine: dict[str, str]) -> str:
-    """The staircase, of one kernel: a row a length; the model and what its steps are."""
+def length_sweep(records: list[Record], names: dict[str, str], machine: dict[str, str]) -> str:
+    """The staircase, of one kernel: a row a length; the model and what its steps are. names: what each case is called."""
     arms = by_case(records)
     shown = {length_of(case): found for case, found in arms.items() if "metadata" in found and found["metadata"].time}
     if not shown:
@@ -108,13 +108,14 @@ def length_sweep(records: list[Record], machine: dict[str, str]) -> str:
         work = useful(metadata.case, metadata.lengths)
         done = rate(work, us[place], machine) if work else None
         rows.append([
-            f"{length:,}", str(pairs[place]), f"{time_us(none):.1f}" if none and none.time else "", f"{us[place]:.1f}",
+            names[metadata.case], str(pairs[place]), f"{time_us(none):.1f}" if none and none.time else "", f"{us[place]:.1f}",
             times(ratio(none, metadata)), f"{model.at(pairs[place]):.1f}" if model else "",
             f"{model.residuals[place]:+.1f}" if model else "", f"{done.tflops:.3g}" if done else "",
             share(done.of_peak if done else None), f"{done.tbytes:.3g}" if done else ""])
-    head = ["topk_length of every row", "pairs of 128", "none, us", "metadata, us", "none / metadata", "model, us", "measured − model, us",
+    head = ["case", "pairs of 128", "none, us", "metadata, us", "none / metadata", "model, us", "measured − model, us",
             "useful TFLOP/s (metadata)", "of peak", "gathered TB/s"]
-    return markdown_table(head, rows) + "\n\n" + "  \n".join(filter(None, [_model_text(model, ordered, us), staircase(ordered, us)]))
+    told = [ABOUT_LENGTH, _model_text(model, ordered, us), staircase(ordered, us)]
+    return filled_table(head, rows) + "\n\n" + "  \n".join(filter(None, told))
 
 
 def length_of(case: str) -> int:
@@ -149,8 +150,8 @@ def staircase(lengths: Sequence[int], us: Sequence[float]) -> str:
 # --- time against keys ------------------------------------------------------------------------------------------------
 
 
-def keys_sweep(records: list[Record], machine: dict[str, str]) -> str:
-    """none against the number of kv rows, of one kernel, with the size of kv beside the L2's."""
+def keys_sweep(records: list[Record], names: dict[str, str], machine: dict[str, str]) -> str:
+    """none against the number of kv rows, of one kernel, with the size of kv beside the L2's. names: what each case is called."""
     cache = number(machine, "L2")
     timed = {parse_case(record.case): record for record in records if record.source == "none" and record.time}
     cases = sorted((case for case in timed if isinstance(case, SparsePrefillCase)), key=lambda case: case.s_kv)
@@ -160,12 +161,12 @@ def keys_sweep(records: list[Record], machine: dict[str, str]) -> str:
         size = case.s_kv * case.d_qk * (1 if case.dtype == "fp8" else 2)
         work = useful(record.case, None)
         done = rate(work, time_us(record), machine) if work else None
-        rows.append([f"{case.s_kv:,}", f"{size / 2**20:,.1f}", f"{size / cache:.2f}" if cache else "", f"{time_us(record):,.1f}",
+        rows.append([names[record.case], f"{size / 2**20:,.1f}", f"{size / cache:.2f}" if cache else "", f"{time_us(record):,.1f}",
                      times(time_us(record) / time_us(timed[cases[0]])), f"{done.tflops:.3g}" if done else "",
                      share(done.of_peak if done else None), f"{done.tbytes:.3g}" if done else "", share(done.of_memory if done else None)])
-    head = ["keys", "kv, MiB", "kv / L2", "none, us", "to the fewest", "useful TFLOP/s", "of peak", "gathered TB/s", "of memory's peak"]
+    head = ["case", "kv, MiB", "kv / L2", "none, us", "to the fewest", "useful TFLOP/s", "of peak", "gathered TB/s", "of memory's peak"]
     told = f"L2: {cache / 2**20:.1f} MiB." if cache else "The size of the L2 is not known here."
-    return markdown_table(head, rows) + "\n\n" + told if rows else ""
+    return filled_table(head, rows) + "\n\n" + told if rows else ""
 
 
 # --- roofline ---------------------------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def roofline(records: list[Record], names: dict[str, str], machine: dict[str, st
             rows.append([names[case], record.arm, f"{us:,.1f}", f"{work.flops / 1e12:.4g}", f"{done.tflops:.4g}", share(done.of_peak),
                          f"{work.bytes / 1e9:.4g}", f"{done.tbytes:.3g}", share(done.of_memory)])
     head = ["case", "arm", "median, us", "useful TFLOP", "TFLOP/s", "of peak", "GB", "TB/s", "of memory's peak"]
-    return markdown_table(head, rows) if rows else ""
+    return filled_table(head, rows) if rows else ""
 
 
 def by_case_and_arm(records: list[Record]) -> dict[str, list[Record]]:
@@ -211,8 +212,9 @@ def peaks_line(machine: dict[str, str]) -> str:
     """What shares are of; or that there are none."""
     if "peak bf16" not in machine:
         return "shares of a peak: none, the peaks of this machine are not known"
-    return (f"peaks at the highest clock ({machine.get('max SM clock', 'as the driver says')}): bf16 {machine['peak bf16']}, fp8 "
-            f"{machine['peak fp8']}, memory {machine['peak memory']}; L2 {machine['L2']}")
+    bf16, fp8, memory, cache = (machine.get(key, "not known") for key in ("peak bf16", "peak fp8", "peak memory", "L2"))
+    return (f"peaks at the highest clock ({machine.get('max SM clock', 'as the driver says')}): bf16 {bf16}, fp8 {fp8}, memory {memory}; "
+            f"L2 {cache}")
 
 
 def keys_of(case: str) -> int:

@@ -128,6 +128,17 @@ def test_unknown_suite_is_one_line_with_the_nearest_name_and_all_names() -> None
     assert all(name in message for name in suite_names())
 
 
+@pytest.mark.parametrize(("name", "said"), [
+    ("/nonex/f.txt", "no file of cases '/nonex/f.txt': no such file"),
+    ("corpus/sgla", "no file of cases 'corpus/sgla': did you mean 'corpus'"),
+    ("smoke.txt", "no file of cases 'smoke.txt': did you mean 'smoke'? no such file"),
+    ("/tmp/", "no file of cases '/tmp/': it is a folder")])
+def test_a_suite_that_is_a_path(name: str, said: str) -> None:
+    with pytest.raises(CaseError) as caught:
+        load_suite(name)
+    assert str(caught.value).startswith(said)
+
+
 def test_bad_line_of_a_suite_is_named_by_file_and_number(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text("# one\nsparse_prefill:s_q=4\nsparse_prefill:s_q=none\n", encoding="utf-8")

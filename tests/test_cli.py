@@ -135,15 +135,25 @@ def test_suites_that_cannot_be_read(tmp_path: Path, content: bytes, told: str) -
     assert len(done.lines) == 1
 
 
-@pytest.mark.parametrize(("arguments", "told"), [
-    pytest.param(["--device", "cuda"], "--device cuda: ", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
-    (["--device", "cpu", "--load", str(FAULTY / "no_import.py")], "ModuleNotFoundError: No module named 'threearm_no_such_module'"),
+@pytest.mark.parametrize(("arguments", "code", "told"), [
+    pytest.param(["--device", "cuda"], 5, "--device cuda: ", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
+    (["--device", "cpu", "--load", str(FAULTY / "no_import.py")], 2, "ModuleNotFoundError: No module named 'threearm_no_such_module'"),
 ])
-def test_what_a_worker_cannot_do_is_one_line(arguments: list[str], told: str) -> None:
+def test_what_a_worker_cannot_do_is_one_line(arguments: list[str], code: int, told: str) -> None:
+    """5 where the machine is at fault, 2 where what was given is."""
     done = threearm("list", TINY, *arguments)
-    assert done.code == 2, done.text
+    assert done.code == code, done.text
     assert told in done.text
     assert len(done.lines) == 1
+
+
+def test_what_a_kernel_says_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    options.say("ValueError: \x1b[2Jgone\x00, and a line\n of text")
+    assert capsys.readouterr().out == "ValueError: \\x1b[2Jgone\\x00, and a line\n of text\n"
+
+
+def test_the_version_is_told() -> None:
+    assert invoke("--version").text.startswith("threearm ")
 
 
 def test_help_lists_commands_in_the_order_in_which_they_are_needed() -> None:

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from processes import invoke
+from processes import FAULTY, invoke
 
 from harness import doctor_command, doctor_host, doctor_nvml, doctor_probes
 from harness.client import WorkerDied, WorkerOptions
-from harness.doctor import GIB, Finding, Level, exit_code, of_device, of_host, of_kernels, of_probes
+from harness.doctor import GIB, Finding, Level, exit_code, no_worker, not_there, of_device, of_host, of_kernels, of_probes
 from harness.doctor_gpu import of_gpu
 from harness.doctor_host import Host
 from harness.verdicts import Verdict
 from harness.watch import Reading
+from harness.writable import why_not
 from reports import doctor as report
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
@@ -123,7 +124,7 @@ def test_what_nvml_does_not_say_is_said(nvml: Nvml) -> None:
 
 
 BUILD = {"pid": 7, "device": "cuda", "torch": "2.11.0", "cuda": "13.0", "driver_seen": True, "cuda_usable": True, "uuid": "GPU-1",
-         "gpu": "NVIDIA H200", "capability": "9.0", "built_for": ["sm_80", "sm_90a"], "free": 139 * GIB, "total": 140 * GIB}
+         "gpu": "NVIDIA H200", "gpus": 1, "capability": "9.0", "built_for": ["sm_80", "sm_90a"], "free": 139 * GIB, "total": 140 * GIB}
 ON_CPU = {**BUILD, "device": "cpu", "driver_seen": False, "cuda_usable": False}
 FACTS: dict[str, dict[str, Any]] = {
     "profiler": {"kernels": 1, "lost": ""}, "launch": {"host_us": 6.0, "hidden": True, "span_us": 3.0},
@@ -180,7 +181,7 @@ def test_clocks_under_load_are_judged(readings: list[Reading], level: Level, say
     assert found.level is level and says in found.says
 
 
-GOOD_HOST = Host(0.2, 8, "performance", True, Path("runs"), 100 * GIB, True, "0.1.0, commit 0123456789ab")
+GOOD_HOST = Host(0.2, 8, "performance", True, Path("runs"), 100 * GIB, "", "0.1.0, commit 0123456789ab")
 
 
 @pytest.mark.parametrize(("change", "subject", "level", "says"), [
@@ -188,7 +189,8 @@ GOOD_HOST = Host(0.2, 8, "performance", True, Path("runs"), 100 * GIB, True, "0.
     ({"governor": "powersave"}, "CPU governor", WARNING, "powersave"),
     ({"nvidia_smi": False}, "nvidia-smi", WARNING, "not there"),
     ({"free": GIB // 2}, "disk", WARNING, "0.5 GiB free"), ({"free": 1}, "disk", PROBLEM, "0.0 GiB free"),
-    ({"writable": False}, "disk", PROBLEM, "cannot be written"),
+    ({"refused": "/proc: No such file or directory", "free": 0}, "disk", PROBLEM, "runs cannot be written (/proc: No such file"),
+    ({"refused": "No space left on device", "free": GIB}, "disk", PROBLEM, "(No space left on device), 1.0 GiB free"),
     ({"variables": ["CUDA_LAUNCH_BLOCKING=1"]}, "environment", WARNING, "CUDA_LAUNCH_BLOCKING=1"),
     ({"revision": "0.1.0, commit 0123456789ab, changed since"}, "threearm", WARNING, "changed since")])
 def test_the_host_is_judged(change: dict[str, Any], subject: str, level: Level, says: str) -> None:
@@ -206,7 +208,17 @@ def test_a_host_without_a_gpu_needs_no_nvidia_smi_and_answers_do_not_hang_on_its
 def test_this_host_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     found = doctor_host.look(tmp_path / "not" / "there")
-    assert found.cores >= 1 and found.free > 0 and found.writable and found.variables == ["CUDA_LAUNCH_BLOCKING=1"]
+    assert found.cores >= 1 and found.free > 0 and not found.refused and found.variables == ["CUDA_LAUNCH_BLOCKING=1"]
+
+
+def test_room_is_asked_for_where_that_helps(tmp_path: Path) -> None:
+    full, refused = (named(of_host(dataclasses.replace(GOOD_HOST, refused=why), True), "disk").remedy
+                     for why in ("No space left on device", "Read-only file system"))
+    assert "make room" in full and refused == "give --runs a place that can be"
+    (tmp_path / "file").touch()
+    assert why_not(tmp_path / "file" / "runs") == f"{tmp_path}/file: Not a directory"
+    assert why_not(Path("/proc/x")) == "/proc: No such file or directory", "whoever asks, also root"
+    assert why_not(tmp_path / "a" / "b") == why_not(tmp_path) == "" and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def kernel(name: str, why_not: str = "", none_only: str = "") -> dict[str, Any]:
@@ -300,7 +312,27 @@ def test_on_a_cpu_answers_are_evidence_and_times_are_not(tmp_path: Path, monkeyp
 
 def test_a_device_that_is_not_there_is_a_problem() -> None:
     done = invoke("doctor", "--device", "cuda:99")
-    assert done.code == 5 and "problem   worker" in done.text and "put right: " in done.text
+    assert done.code == 5 and "problem   gpu" in done.text and "cuda:99 is not there" in done.text
+    assert "without a GPU: --device cpu" in done.text or "the number of one of those" in done.text
+
+
+@pytest.mark.parametrize(("facts", "says", "remedy"), [
+    ({"cuda": "", "driver_seen": True}, "torch 2.11.0 is built without CUDA", "install a torch that is built for CUDA"),
+    ({"cuda": "", "driver_seen": False}, "no NVIDIA driver, and torch 2.11.0 is built without", "install the driver, or give"),
+    ({"driver_seen": False}, "there is no NVIDIA driver", "install the driver, or give the container the GPU"),
+    ({"driver_seen": True}, "torch 2.11.0 for CUDA 13.0 does not see a GPU", "look at CUDA_VISIBLE_DEVICES"),
+    ({"cuda_usable": True, "gpus": 2}, "torch sees 2 GPUs, from cuda:0", "the number of one of those")])
+def test_what_is_to_be_done_follows_from_why_it_is_not_there(facts: dict[str, Any], says: str, remedy: str) -> None:
+    found = not_there("cuda:7", {**ON_CPU, **facts})
+    assert found.level is PROBLEM and says in found.says and remedy in found.remedy
+    assert "pip install -e ." not in found.remedy
+
+
+def test_a_worker_that_cannot_start_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert no_worker("exit code 1; last output: No module named 'torch'").remedy.startswith("pip install -e .")
+    assert "import torch" in no_worker("signal SIGSEGV in phase start").remedy
+    done = invoke("doctor", "--load", str(FAULTY / "no_import.py"), "--device", "cpu")
+    assert done.code == 5 and "put right: mend that file" in done.text, done.text
 
 
 def test_a_probe_that_raises_says_so() -> None:

@@ -97,7 +97,9 @@ def test_a_file_that_cannot_be_run_is_no_requirement(tmp_path: Path) -> None:
 
 def test_a_gates_folder_says_what_of_it_can_be_taken(tmp_path: Path) -> None:
     (tmp_path / "gate.json").touch()
-    with pytest.raises(EnvironmentProblem, match="run folders"):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "run.json").touch()
+    with pytest.raises(EnvironmentProblem, match="it is a gate's folder; run folders in it: base"):
         read_side(str(tmp_path))
 
 

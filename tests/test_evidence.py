@@ -57,6 +57,7 @@ def test_each_evidence_passes_here_and_says_first_that_its_shapes_are_reduced(ma
     passed, of = map(int, re.search(r"(\d+) of (\d+) case-runs PASSED", first).groups())  # type: ignore[union-attr]
     assert passed == of == len(PLANS[name].part(PLANS[name].main).cases(True))
     assert folder.info.finished and folder.info.reduced and all(part.seconds > 0 for part in folder.info.parts)
+    assert [part.count for part in folder.info.parts] == [*(len(run.records) for run in folder.runs.values()), len(folder.pairs)]
     assert "What did not pass" not in page
     assert first.replace("*", "")[:60] in done.text.replace("\n", " ")
 
@@ -77,7 +78,10 @@ def test_under_every_table_of_times_stands_what_they_are_and_how_to_repeat_them(
 
 def test_a_replay_line_of_the_page_works(made: Made) -> None:
     line = re.findall(r"again: `(threearm replay [^`]*)`", evidence_page.page(made["q8kv8-topk-length"][1]))[-1]
-    assert threearm(*shlex.split(line)[1:]).code == 0
+    done = threearm(*shlex.split(line)[1:])
+    assert done.code == 0
+    assert re.search(r"\n  time: [\d.]+ \[[\d.]+ [\d.]+\] ms; contract wall: .*; median \[quartiles of the samples\] of 2 samples",
+                     done.text)
 
 
 def test_q8kv8_tells_sources_early_exit_and_rows_without_a_key(made: Made) -> None:
@@ -86,13 +90,14 @@ def test_q8kv8_tells_sources_early_exit_and_rows_without_a_key(made: Made) -> No
     assert re.search(r"\| torch_blocks \| rows=mixed,pad_rows=2 \| 2 \| none-vs-metadata \| \d+ of 16 \| none: bitwise equal", page)
     assert re.search(r"\| torch_blocks/metadata \| 0 \| 2 \| \d+ \| PASSED \|", page)
     assert "left out without a GPU: wrapper-span (contract `span`)" in page
-    assert "| 129 | 2 |" in page and "Early-exit model, least squares over 4 lengths" in page
-    assert "1.95x" not in page, "published figures are of other shapes"
+    assert "| index_topk=129 | 2 |" in page and "Early-exit model, least squares over 4 lengths" in page
+    assert "published: none / metadata" not in page and "published: no figure at these shapes" in page
+    assert "medians of derivation and call together" in page and "derivation apart" not in page, "the contract is wall"
 
 
 def test_bf16_tells_the_expected_saving_beside_the_measured(made: Made) -> None:
     folder = made["bf16-topk-length"][1]
-    rows = [line for line in evidence_page.page(folder).splitlines() if re.match(r"\| s_q=\d+, rows=ramp", line)]
+    rows = [line for line in evidence_page.page(folder).splitlines() if re.match(r"\| s_q=(\d+),s_kv=\1,rows=ramp \| [\d.]+ \[", line)]
     assert len(rows) == 2 and all("| 50.0 % |" in row for row in rows), rows
     assert len(folder.pairs) == 3
     for pairing, found in folder.pairs:
@@ -104,7 +109,8 @@ def test_bf16_tells_the_expected_saving_beside_the_measured(made: Made) -> None:
 def test_litetopk_tells_memory_and_the_crossover(made: Made) -> None:
     folder = made["litetopk"][1]
     page = evidence_page.page(folder)
-    assert [line.split("|")[1].strip() for line in page.splitlines() if re.match(r"\| [\d,]+ \|", line)] == ["128", "256", "512", "1,024"]
+    assert re.findall(r"(?m)^\| requests=4/(\d+) \| [\d.]+ \[", page) == ["128", "256", "512", "1024"]
+    assert "wrong" not in page, "nothing is"
     assert "Crossover" in page and "13.05" not in page
     assert {pairing.candidate for pairing, _ in folder.pairs} == {"litetopk_torch/litetopk"} and len(folder.pairs) == 4
     assert all(record.memory for run in folder.runs.values() for record in run.records)
@@ -139,6 +145,17 @@ def test_a_broken_arm_fails_and_the_first_line_names_it(broken: Broken) -> None:
     assert re.search(r"broken_skips_last_pair/metadata: FAILED on \d of 3 cases \(.*reference", first)
     assert "#### What did not pass" in page and "repeat: threearm replay " in page
     assert "<summary>In full: " in page
+
+
+def test_what_is_to_be_copied_from_a_terminal_is_whole(broken: Broken) -> None:
+    done, _, page = broken
+    told = page.partition("to repeat them, by number:")[2].partition("#### ")[0]
+    repeats = re.findall(r"(?m)^(threearm replay .*)  # \d+$", told)
+    assert len(repeats) >= 2
+    lines = done.text.splitlines()
+    assert all(f"  repeat: {line}" in lines for line in repeats)
+    assert [f"again: {line}" in lines for line in re.findall(r"again: `(.*)`", page)] == [True]
+    assert "…" not in done.text
 
 
 def test_a_wrong_arm_has_no_time_and_no_interval(broken: Broken) -> None:
@@ -223,13 +240,13 @@ def test_the_page_of_real_q8kv8_runs_has_the_figures_of_docs_evidence() -> None:
                                           "wrapper-span": ("timing-fp8-span", "q8kv8"), "wrapper-wall": ("timing-fp8-span", "q8kv8")})
     page = evidence_page.page(folder)
     assert page.startswith("**PASSED: q8kv8-topk-length: 24 of 24 case-runs PASSED; in all parts ")
-    table = {line.split(" | ")[0]: line for line in page.splitlines() if re.match(r"\| (full|half|short) \| [\d,]+ \|", line)}
+    table = {line.split(" | ")[0]: line for line in page.splitlines() if re.match(r"\| rows=(full|half|short) \| [\d,]+ \|", line)}
     for rows, ratio, alone, published in (("full", "0.99x", "1.00x", "1.00x"), ("half", "1.90x", "1.92x", "1.95x"),
                                           ("short", "4.60x", "4.71x", "4.7x")):
-        assert f"| {ratio} | {alone}<br>" in table[f"| {rows}"] and table[f"| {rows}"].endswith(f"| {published} |")
+        assert f"| {ratio} | {alone}<br>" in table[f"| rows={rows}"] and table[f"| rows={rows}"].endswith(f"| {published} |")
     assert "| sglang_q8kv8 | none and metadata | 24 | 3 bitwise, 21 by rule | 24 bitwise | 24 bitwise |" in page
     assert "| sglang_q8kv8 | backscan and metadata | 24 | 20 bitwise, 4 by rule |" in page
-    assert re.search(r"\| short \| sglang_q8kv8/metadata \| 7 \| 414.6 \| 483.1 \[.*\] \| .* \| \+68.5 \|", page)
+    assert re.search(r"\| rows=short \| sglang_q8kv8/metadata \| 7 \| 414.6 \| 483.1 \[.*\] \| .* \| \+68.5 \|", page)
     assert "+0.0 |" in page  # the span's times stand in for wall's here
     assert "contract `kernel`: sum of the CUDA kernels of one call (torch.profiler)" in page and "30 samples in one process" in page
     assert "256..511 (256 of 512)" in page and "| sglang_q8kv8/metadata | 0 | 13 | 1638 | PASSED |" in page
@@ -241,10 +258,10 @@ def test_the_page_of_real_indexer_runs_marks_the_wrong_dense_and_fails() -> None
     assert code_of(folder) == 1
     assert "deep_gemm/dense: FAILED on 5 of 7 cases (" in page.splitlines()[0]
     assert "litetopk_cuda/litetopk: PASSED on 5 cases" in page.splitlines()[0]
-    row = next(line for line in page.splitlines() if line.startswith("| 262,144 |"))
+    row = next(line for line in page.splitlines() if line.startswith("| requests=8192/262144 | "))
     assert "**wrong**" in row and "1.31x<br>**wrong dense**" in row and row.endswith("| 13.05 / 10.61 (1.23x) |")
     assert "about 36,000 keys, between 32,768 (0.96x) and 65,536 (1.24x), above which litetopk is faster" in page
-    assert page.count("| deep_gemm/dense | requests=8192/") >= 5 and len(page) < 65_536
+    assert page.count("| deep_gemm/dense | indexer_topk:requests=8192/") >= 5 and len(page) < 65_536
 
 
 # --- usage ------------------------------------------------------------------------------------------------------------
@@ -258,6 +275,9 @@ def test_without_a_name_every_evidence_is_listed_in_a_line() -> None:
 @pytest.mark.parametrize(("arguments", "says"), [
     (["litetop"], "unknown evidence 'litetop': did you mean 'litetopk'? there is q8kv8-topk-length, bf16-topk-length, litetopk"),
     (["litetopk", "--out", "/no/such/page.md"], "--out /no/such/page.md: no such folder as /no/such"),
+    (["litetopk", "--out", "/tmp"], "--out /tmp: it is a folder"),
+    (["litetopk", "--junit", "/tmp"], "--junit /tmp: it is a folder"),
+    (["litetopk", "--out", "one.md", "--junit", "./one.md"], "--junit one.md: --out is the same file"),
     (["litetopk", "--processes", "1"], "--processes 1: an interval needs 2 or more; 0 takes none"),
     (["litetopk", "--compare", "/no/such"], "/no/such is not an evidence folder")])
 def test_what_cannot_be_asked_for_is_one_line(arguments: list[str], says: str) -> None:
@@ -274,7 +294,7 @@ def test_other_evidence_is_not_compared(made: Made) -> None:
 
 
 def info() -> EvidenceInfo:
-    return EvidenceInfo("litetopk", "now", ["threearm"], {}, True, [PartInfo("scale", "x", "run", "wall", 1)], [])
+    return EvidenceInfo("litetopk", "2026-01-03T00:00:00+00:00", ["threearm"], {}, True, [PartInfo("scale", "x", "run", "wall", 1)], [])
 
 
 def test_a_newer_folder_is_refused_and_a_cut_line_does_not_count(tmp_path: Path) -> None:

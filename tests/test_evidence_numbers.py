@@ -9,9 +9,12 @@ from cases.indexer_inputs import make_indexer_inputs
 from cases.indexer_topk import IndexerTopkCase
 from cases.inputs import make_inputs
 from cases.sparse_prefill import SparsePrefillCase
+from harness.asking import Settings
+from harness.cli import why_no_time
+from harness.client import WorkerOptions
 from harness.comparison import Burst, Estimate, Pairing, Round, Rule, TimeComparison, TimeVerdict
-from harness.evidence import MEASURED, Asked, measured, part_info, parts_of
-from harness.evidence_plans import PLANS
+from harness.evidence import MEASURED, measured, part_info
+from harness.evidence_plans import PLANS, Asked, parts_of
 from harness.lengths import summary
 from harness.machine import peaks
 from harness.record import Lengths, Record, Timing
@@ -19,9 +22,10 @@ from harness.roofline import Machine
 from harness.stats import estimate, judge, narrow, suspect
 from harness.verdicts import Check, Verdict
 from reports import evidence_numbers as numbers
-from reports import sweeps
+from reports import failure, sweeps
+from reports.evidence_common import repeat_line
 from reports.evidence_page import case_runs, command, told_arms, why
-from reports.evidence_prefill import counted_words, one_equivalence
+from reports.evidence_prefill import about_ratios, counted_words, one_equivalence
 
 CPU = torch.device("cpu")
 
@@ -64,7 +68,7 @@ def test_a_crossover_beside_a_wrong_dense_says_so() -> None:
 def test_the_model_finds_the_line_that_the_times_lie_on() -> None:
     model = sweeps.fit([1, 2, 8, 16], [130 + 104 * pairs for pairs in (1, 2, 8, 16)])
     assert model is not None
-    assert (model.fixed, model.per_pair) == (pytest.approx(130), pytest.approx(104))
+    assert model.fixed == pytest.approx(130) and model.per_pair == pytest.approx(104)
     assert max(map(abs, model.residuals)) < 1e-6
 
 
@@ -194,7 +198,11 @@ def test_what_differs_stands_out() -> None:
 def test_a_case_run_passes_only_with_all_its_arms() -> None:
     records = [record("k/none"), record("k/metadata", verdict=Verdict.FAILED), record("m/none"),
                record("m/metadata", verdict=Verdict.SKIPPED)]
-    assert case_runs(records) == (1, 2)
+    planned = [(each.case, each.arm) for each in records]
+    assert case_runs(records, planned) == (1, 2)
+    assert case_runs(records[2:], planned) == (1, 2), "what has no record has not passed"
+    assert case_runs(records[:3], planned) == (0, 2)
+    assert case_runs([], planned) == (0, 2)
     assert told_arms(records[2:3]) == {}
     assert told_arms(records[:2]) == {"k/none": "PASSED on 1 cases", "k/metadata": "FAILED on 1 of 1 cases"}
 
@@ -208,6 +216,55 @@ def test_why_tells_the_check_that_says_most() -> None:
 def test_a_repeat_line_does_not_say_where_results_were_put() -> None:
     words = ["threearm", "evidence", "litetopk", "--runs", "x", "--out=y", "--compare", "z", "--arm", "deep_gemm"]
     assert command(words) == ["evidence", "litetopk", "--arm", "deep_gemm"]
+
+
+def test_a_column_that_is_empty_in_every_row_is_left_out() -> None:
+    assert numbers.filled_table(["case", "a", "b"], [["x", "", "1"], ["y", "", ""]]) == "| case | b |\n|---|---|\n| x | 1 |\n| y |  |"
+
+
+@pytest.mark.parametrize(("contract", "says"), [
+    ("kernel", "medians of the call, the derivation apart"), ("span", "medians of derivation and call together"),
+    ("wall", "medians of derivation and call together")])
+def test_what_a_ratio_is_of_follows_from_the_contract(contract: str, says: str) -> None:
+    timed = record("k/none", [1.0])
+    assert timed.time
+    timed.time.contract = contract
+    assert about_ratios([timed]).endswith(says)
+    assert about_ratios([record("k/none")]) == ""
+
+
+# --- a timing told again ----------------------------------------------------------------------------------------------
+
+
+def test_a_record_in_full_tells_its_time_and_how_it_was_taken() -> None:
+    timed = record("k/metadata", [1000.0, 2000.0, 3000.0])
+    assert ("  time: 2 [1.5 2.5] ms; contract span: CUDA events around derivation and call, launch hidden; L2 flushed; interleaved, ABBA; "
+            "median [quartiles of the samples] of 3 samples in one process\n") in failure.describe(timed, [], always=True)
+    assert "time:" not in failure.describe(record("k/metadata"), [], always=True)
+
+
+def test_under_contract_kernel_the_derivation_and_the_kernels_are_told_apart() -> None:
+    timed = record("k/metadata", [1000.0])
+    assert timed.time
+    timed.time.contract, timed.time.derive_us, timed.time.kernels = "kernel", [20.0], 2
+    timed.time.breakdown, timed.time.clocks = {"small": 5.0, "attention": 995.0}, "1965 to 1980 MHz, 300 to 400 W, throttle reasons 0x4"
+    assert failure.describe_time(timed)[1:] == [
+        "  derivation of topk_length: 0.02 [0.02 0.02] ms", "  2 kernels a call, median us: attention 995.0, small 5.0",
+        "  clocks while timed: 1965 to 1980 MHz, 300 to 400 W; power cap in 1 of 1 timings"]
+
+
+def test_a_replay_that_has_no_time_says_why() -> None:
+    failed = record("k/none", verdict=Verdict.FAILED, checks=[Check("reference", Verdict.FAILED)])
+    assert why_no_time(failed) == "an arm that did not pass is not timed, except with --time-wrong"
+    assert why_no_time(record("k/none", verdict=Verdict.CRASHED)) == "an arm that did not pass is not timed"
+    assert why_no_time(record("k/none")) == "it was not measured"
+
+
+def test_a_line_that_repeats_the_time_of_a_wrong_arm_times_it() -> None:
+    options = WorkerOptions("cpu", False, (), 1 << 30)
+    wrong, right = record("k/dense", [1.0], Verdict.FAILED), record("k/dense", [1.0])
+    assert repeat_line(wrong, options, Settings("wall", 9, time_wrong=True)).endswith("--time wall --samples 9 --time-wrong")
+    assert repeat_line(right, options, Settings("wall", 9, time_wrong=True)).endswith("--time wall --samples 9")
 
 
 # --- an interval is no verdict ----------------------------------------------------------------------------------------
@@ -269,7 +326,7 @@ def test_lengths_that_are_given_once_a_case_hold_for_every_arm() -> None:
     lengths = Lengths(78.0, 1, 128, 0.25, "x")
     case = "sparse_prefill:dtype=fp8,s_q=8,topk=512,rows=short"
     records = [record("k/none", [10.0], case=case), record("k/metadata", [5.0], case=case, lengths=lengths)]
-    table = sweeps.roofline(records, {case: "short"}, {})  # 2 * 64 * (576 + 512) * 78 * 8 operations
+    table = sweeps.roofline(records, {case: "rows=short"}, {})  # 2 * 64 * (576 + 512) * 78 * 8 operations
     assert table.count("| 8.69e-05 |") == 2
 
 

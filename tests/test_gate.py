@@ -302,6 +302,19 @@ def test_against_a_stored_run(stored: Path, tmp_path: Path) -> None:
     assert found.folder.sides["base"].records
 
 
+def test_stored_runs_that_lack_records_are_no_ok(stored: Path, tmp_path: Path) -> None:
+    """Both lack the same one, so nothing that is there differs."""
+    run = tmp_path / "run"
+    shutil.copytree(stored, run)
+    lines = (run / "records.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "records.jsonl").write_bytes(b"".join(lines[:-1]))
+    found = gate(tmp_path / "gate", "--base", str(run), "--candidate", str(run))
+    assert found.done.code == 4
+    assert "the base's run lacks 1 record and the candidate's run lacks 1 record" in found.done.text.splitlines()[0]
+    whole = gate(tmp_path / "whole", "--base", str(stored), "--candidate", str(stored))
+    assert whole.done.code == 0, whole.done.text
+
+
 def test_bitwise_and_without_saved_outputs(stored: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(stored, run, ignore=shutil.ignore_patterns("outputs"))

@@ -7,6 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from processes import ROOT, invoke
 from rich.console import Console
 
 from harness.comparison import Burst, Change, Estimate, Pairing, Round, Rule, TimeComparison, TimeVerdict, Transition
@@ -15,7 +16,7 @@ from harness.record import Record
 from harness.transitions import transition
 from harness.verdicts import Check, Verdict
 from reports import gate
-from reports.gate_page import markdown
+from reports.gate_page import markdown, untold_texts
 from reports.gate_things import signature, things
 
 SOURCES = ("none", "backscan", "metadata")
@@ -327,6 +328,26 @@ def test_two_kernels_and_two_arms() -> None:
 def test_markup_in_a_name_is_text() -> None:
     found = [compared(good(CASES[0], "odd[/red]/none"), None)]
     assert any("odd[/red]/none" in line for line in screen(found, info(), 120))
+
+
+@pytest.mark.parametrize("verdict", [TimeVerdict.SLOWER, TimeVerdict.UNRESOLVED, TimeVerdict.INVALID])
+def test_all_that_takes_a_gate_from_0_is_told_in_full(verdict: TimeVerdict) -> None:
+    """Also where nothing is wrong; with the line that compares one of them again."""
+    about = info(command=["threearm.py", "gate", "--suite", "gate", CASES[2], "--base", "a==1", "--candidate=b==2", "--bitwise",
+                          "--arm", "k", "--runs", "x", "--seconds", "9"])
+    found = [compared(good(CASES[0], "k/none"), good(CASES[0], "k/none"), timed=time(verdict, 1.1)),
+             compared(good(CASES[1], "k/none"), good(CASES[1], "k/none"), timed=time(TimeVerdict.SAME, 1.0))]
+    [text] = untold_texts(found, about)
+    assert text.startswith(f"{verdict.value}  k/none  {CASES[0]}\n  ") and "medians " in text
+    assert text.endswith(f"  repeat: threearm gate {CASES[0]} --arm k/none --base a==1 --candidate=b==2 --bitwise --seconds 9")
+    assert untold_texts(found[1:], about) == []
+
+
+@pytest.mark.parametrize(("name", "code", "first", "many"), [
+    ("slow", 3, "SLOWER (exit 3): ", 10), ("same", 0, "nothing got worse, and nothing fails on both sides", 0)])
+def test_a_stored_gates_failures(name: str, code: int, first: str, many: int) -> None:
+    done = invoke("report", str(ROOT / "docs/evidence/gates" / name), "--failures")
+    assert done.code == code and done.text.startswith(first) and done.text.count("\nSLOWER  flash_mla/none  ") == many
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

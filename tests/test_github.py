@@ -70,6 +70,8 @@ def test_nothing_is_said_of_what_passes_and_nothing_ran_is() -> None:
     assert annotated(good) == []
     assert annotated([good[1]], 5, "1 SKIPPED (exit 5)") == [("error", "threearm", "1 SKIPPED (exit 5)")]
     assert annotated(good, 4, "it has not finished") == [("warning", "threearm", "it has not finished")]
+    cut_short = github.of_records([record(Verdict.FAILED)], lambda record: [], 1, "INCOMPLETE", finished=False)
+    assert read_back(cut_short[0])[1:] == ("threearm", "INCOMPLETE") and len(cut_short) == 2
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("same", set()), ("slow", {"error"}), ("change", {"error", "warning"})])
@@ -170,6 +172,36 @@ def test_a_run_in_a_job_tells_it_by_itself(tmp_path: Path) -> None:
     assert read_back(line)[1] == "FAILED broken_skips_last_pair/metadata"
     assert "#### What did not pass" in summary.read_text(encoding="utf-8")
     assert 'failures="1"' in file.read_text(encoding="utf-8")
+
+
+def test_a_summary_that_cannot_be_written_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again after it, where it is exit 5; one that can be is not spoken of."""
+    monkeypatch.setenv(SUMMARY, "/nowhere/summary.md")
+    words = ["run", TINY, "--arm", "no_such_kernel", "--device", "cpu"]
+    warned = f"warning: {SUMMARY} /nowhere/summary.md: no such folder as /nowhere; the job will have no summary"
+    assert invoke(*words).lines[0] == warned
+    monkeypatch.setenv(SUMMARY, str(tmp_path / "summary.md"))
+    assert SUMMARY not in invoke(*words).text
+
+
+def test_a_run_that_has_not_finished_says_so_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the job's summary, in an annotation, on the terminal; and which arms are missing."""
+    monkeypatch.setenv(SUMMARY, str(tmp_path / "summary.md"))
+    kernel = {"name": "k", "family": "sparse_prefill", "arms": ["none", "metadata"]}
+    folder = RunFolder.make(tmp_path / "cut", RunInfo("2026-01-01T00:00:00+00:00", ["threearm"], [TINY], [kernel], {}, {}))
+    folder.add(record(Verdict.PASSED))
+    said = "INCOMPLETE: 1 of 2 arm runs are there: 1 PASSED"
+    done = invoke("report", str(folder.path), "--github")
+    assert done.code == 4 and f"{folder.path}: {said} (exit 4)" in done.lines
+    assert read_back(done.lines[0]) == ("warning", "threearm", f"{said} (exit 4)")
+    summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert summary.startswith(f"**{said}**\n\n#### Missing\n\n```\nk/metadata  {TINY}\n```")
+    done = invoke("report", str(folder.path))
+    assert said in done.lines and f"  k/metadata  {TINY}" in done.lines
+    folder.add(record(Verdict.PASSED, "k/metadata"))
+    folder.finish()
+    done = invoke("report", str(folder.path), "--markdown")
+    assert done.code == 0 and done.lines[0] == "**PASSED: 2 of 2 arm runs PASSED**" and "Missing" not in done.text
 
 
 def test_run_info_is_not_needed_to_be_on_a_disk() -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from harness.comparison import Change, Pairing, TimeVerdict, Transition
+from harness.evidence_folder import EvidenceFolder
 from harness.gate_folder import GateFolder
 from harness.mutants_file import load
 from harness.record import Lengths, Record, Timing
@@ -137,7 +138,7 @@ def test_a_run_that_passed() -> None:
     page = stored("runs/timing-fp8")
     text = text_of(page)
     assert '<div class="banner good">' in page
-    assert "15 of 15 case-runs PASSED" in text
+    assert "PASSED: 15 of 15 arm runs PASSED" in text
     assert "threearm run --suite topk-length-timing --set dtype=fp8 --arm sglang_q8kv8" in text
     assert "NVIDIA H200" in text
     assert "time over mean topk_length" in text
@@ -149,11 +150,11 @@ def test_a_run_with_a_wrong_arm_says_so_first_and_marks_its_times() -> None:
     page = stored("runs/litetopk-scale-time-wrong")
     text = text_of(page)
     assert '<div class="banner bad">' in page
-    assert "5 FAILED, 7 of 12 case-runs PASSED" in text
-    assert "This run has not finished: 12 records so far." in text
+    assert "FAILED: 5 of 12 arm runs FAILED, 7 PASSED; INCOMPLETE: 12 of " in text
+    assert re.search(r"Missing \(\d+\)", text)
     assert "deep_gemm/dense (x: wrong)" in text
     assert "they cross at" in text
-    assert text.index("5 FAILED") < text.index("Verdicts") < text.index("What did not pass (5)") < text.index("Sweeps")
+    assert text.index("FAILED: 5 of 12") < text.index("Verdicts") < text.index("What did not pass (5)") < text.index("Sweeps")
 
 
 def test_a_gate_shows_its_verdict_and_the_interval_of_every_time() -> None:
@@ -186,10 +187,40 @@ def test_several_sources_are_listed_with_their_verdicts(page_of_all: str) -> Non
     assert "SLOWER" in listed
 
 
+def test_several_sources_begin_with_what_they_come_to(page_of_all: str) -> None:
+    """Not with the first's colour: the worst of them all."""
+    def first(*names: str) -> str:
+        page = stored(*names)
+        found = re.search('<div class="banner (.*?)">\\s*(?:<p class="what">.*?</p>\\s*)?<p class="verdict">(.*?)</p>', page)
+        assert found
+        return f"{found[1]} {found[2]}"
+
+    assert first("runs/smoke", "gates/slow", "runs/fuzz-sparse-prefill-seed-2", "runs/litetopk-scale-others") == (
+        "bad 1 of 4 FAILED, 1 SLOWER, 1 INCOMPLETE, 1 PASSED")
+    assert first("runs/smoke", "runs/edge") == "good 2 of 2 PASSED"
+    assert first("runs/smoke") == "good PASSED: 118 of 118 arm runs PASSED; 74 SKIPPED"
+
+
+def test_what_is_no_evidence_says_so_first() -> None:
+    """Of a run at reduced shapes: not green, and its text without Markdown's marks."""
+    folder = open_folder(EVIDENCE / "commands/bf16-topk-length")
+    assert isinstance(folder, EvidenceFolder)
+    before = build([folder], "gpu")
+    assert '<div class="banner good">' in before and "no evidence" not in before
+    folder.info.reduced, folder.info.notes = True, ["left out without a GPU: wrapper (contract `span`)"]
+    page = build([folder], "cpu")
+    assert '<div class="banner idle">' in page and "contract <code>span</code>" in page and "`" not in text_of(page)
+    head = text_of(page[page.index("<main>") :])
+    assert head.index("no evidence of a GPU kernel. PASSED: ") < head.index("arm runs PASSED") and "31 of 31 case-runs" not in page
+    both = build([folder, open_folder(EVIDENCE / "runs/smoke")], "both")
+    listed = both[both.index('<ol class="sources">') : both.index("</header>")]
+    assert "NO EVIDENCE" in listed and "no evidence of a GPU kernel" in listed
+
+
 def test_a_failure_has_its_text_its_picture_and_its_histogram(broken: RunFolder) -> None:
     page = build([broken], "broken")
     text = text_of(page)
-    assert "3 FAILED" in text
+    assert "FAILED: 3 of 4 arm runs FAILED, 1 PASSED" in text
     assert "explained by: the last pair of 128 skipped" in text
     assert "explained by: the last, partial tile of 128 keys" in text
     assert page.count('<svg class="picture"') >= 4
@@ -215,7 +246,7 @@ def test_pictures_are_of_the_rows_that_differ(broken: RunFolder) -> None:
 def test_nothing_ran_and_no_records() -> None:
     assert '<div class="banner warn">' in build([run_of()], "empty")
     skipped = build([run_of(Record(CASE, "k/none", Verdict.SKIPPED, "needs a GPU"))], "skipped")
-    assert "nothing ran; 1 SKIPPED" in text_of(skipped)
+    assert "NOTHING RAN; 1 SKIPPED" in text_of(skipped)
     assert "needs a GPU" in text_of(skipped)
     assert '<div class="banner good">' in build([run_of(Record(CASE, "k/none", Verdict.PASSED))], "one")
 
@@ -223,7 +254,7 @@ def test_nothing_ran_and_no_records() -> None:
 def test_vacuous_is_no_pass() -> None:
     page = build([run_of(Record(CASE, "k/none", Verdict.VACUOUS, "zeros would pass"), Record(CASE, "k/metadata", Verdict.PASSED))], "v")
     assert '<div class="banner warn">' in page
-    assert "1 VACUOUS, 1 of 2 case-runs PASSED" in text_of(page)
+    assert "VACUOUS: 1 of 2 arm runs VACUOUS, 1 PASSED" in text_of(page)
 
 
 def test_the_folders_place_is_left_out_of_the_command() -> None:
@@ -271,7 +302,11 @@ def test_lengths_are_swept_by_their_mean() -> None:
         timed(f"sparse_prefill:topk=2048,index_topk={size}", "k/metadata", size / 200, mean=size))]
     [sweep] = find(records)
     assert (sweep.key, list(sweep.lines)) == (LENGTH, ["k/none", "k/metadata"])
-    assert [point.x for point in sweep.lines["k/none"]] == [128, 256, 2048]
+    assert [(point.x, point.name) for point in sweep.lines["k/none"]] == [(128, ""), (256, ""), (2048, "")]
+    patterns = [timed(f"sparse_prefill:topk=2048,rows={rows}", "k/metadata", mean / 200, mean=mean)
+                for rows, mean in (("full", 2048), ("half", 1024), ("short", 100))]
+    of_patterns, cut = find([*records, *patterns])  # a line joins cases of one kind
+    assert [point.name for point in of_patterns.lines["k/metadata"]] == ["short", "half", "full"] and cut == sweep
 
 
 def test_dense_and_litetopk_of_two_kernels_share_a_sweep_over_keys() -> None:

@@ -101,6 +101,21 @@ def test_an_exit_code_that_no_testcase_shows_is_told() -> None:
     assert failed.find(".//error") is None and len(failed) == 1
 
 
+@pytest.mark.parametrize(("verdict", "failures"), [(Verdict.PASSED, 0), (Verdict.FAILED, 1)])
+def test_what_a_run_lacks_is_an_error_with_its_names(verdict: Verdict, failures: int) -> None:
+    """Of one that has a failure besides, too."""
+    kernel = {"name": "k", "family": "sparse_prefill", "arms": ["none", "backscan", "metadata"]}
+    info = RunInfo(INFO.started, INFO.command, [TINY], [kernel], INFO.machine, {})
+    root = ElementTree.fromstring(junit.document(junit.of_run(info, [record(verdict)], lambda record: []), 4))
+    check_counts(root)
+    [error] = root.findall(".//error")
+    assert error.attrib == {"type": "INCOMPLETE", "message": "INCOMPLETE: 1 of 3 arm runs are there"}
+    assert [arm in (error.text or "") for arm in ("k/none", "k/backscan", "k/metadata")] == [False, True, True]
+    assert len(root.findall(".//failure")) == failures
+    info.finished = INFO.finished
+    assert not ElementTree.fromstring(junit.document(junit.of_run(info, [record(verdict)], lambda record: []))).findall(".//error")
+
+
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name)
 def test_stored_folders_fail_in_xml_as_they_do_on_the_command_line(path: Path) -> None:
     folder = open_folder(path)
@@ -109,7 +124,7 @@ def test_stored_folders_fail_in_xml_as_they_do_on_the_command_line(path: Path) -
     check_counts(root)
     assert bool(root.findall(".//failure") + root.findall(".//error")) is bool(code)
     if isinstance(folder, RunFolder):
-        assert len(root.findall(".//testcase")) == len(folder.records) + (code == 4)  # 4: that it has not finished
+        assert len(root.findall(".//testcase")) == len(folder.records) + (not folder.info.finished)
     names = [(suite.attrib["name"], case.attrib["name"]) for suite in root for case in suite.findall("testcase")]
     assert len(set(names)) == len(names)
 
@@ -163,7 +178,7 @@ def test_paired_times_fail_where_they_are_none() -> None:
 def test_several_folders_in_one_file(tmp_path: Path) -> None:
     file = tmp_path / "all.xml"
     done = invoke("report", str(GATES / "slow"), str(ROOT / "docs/evidence/runs/timing-fp8"), "--junit", str(file))
-    assert done.code == 3 and "10 of 10 times are SLOWER" in done.text and "15 PASSED" in done.text
+    assert done.code == 3 and "10 of 10 times are SLOWER" in done.text and "PASSED: 15 of 15 arm runs PASSED (exit 0)" in done.text
     root = ElementTree.parse(file).getroot()
     check_counts(root)
     assert int(root.attrib["tests"]) == 25
@@ -171,10 +186,31 @@ def test_several_folders_in_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "told"), [
     (["--junit", "/nowhere/x.xml"], "--junit /nowhere/x.xml: no such folder as /nowhere"),
+    (["--junit", "/tmp"], "--junit /tmp: it is a folder"), (["--html", "/tmp"], "--html /tmp: it is a folder"),
     (["--junit", "/proc/x.xml"], "--junit /proc/x.xml: ")])
 def test_a_file_that_cannot_be_written_is_one_line(words: list[str], told: str) -> None:
     done = invoke("report", str(GATES / "slow"), *words)
     assert done.code in (2, 5) and told in done.text
+
+
+@pytest.mark.parametrize("words", [
+    ["run", "--junit"], ["gate", "--base", "x", "--candidate", "y", "--junit"], ["gate", "--base", "x", "--candidate", "y", "--markdown"],
+    ["evidence", "litetopk", "--out"], ["evidence", "litetopk", "--junit"], ["history", str(GATES), "--html"], ["mutants", "--html"],
+    ["mutants", "--json"], ["calibrate", "--out"], ["report", str(GATES / "slow"), "--html"]])
+def test_a_folder_as_a_file_is_refused_before_the_work(words: list[str], tmp_path: Path) -> None:
+    done = invoke(*words, str(tmp_path))
+    assert done.code == 2 and " ".join(done.lines).endswith(f"{words[-1]} {tmp_path}: it is a folder")
+
+
+@pytest.mark.parametrize(("option", "first"), [("--markdown", "**SLOWER (exit 3)"), ("--failures", "SLOWER (exit 3)")])
+def test_what_is_shown_and_what_is_written_come_together(option: str, first: str, tmp_path: Path) -> None:
+    file, page = tmp_path / "x.xml", tmp_path / "x.html"
+    alone = invoke("report", str(GATES / "slow"), option)
+    done = invoke("report", str(GATES / "slow"), option, "--html", str(page), "--junit", str(file))
+    assert done == alone and done.code == 3 and done.text.startswith(first)
+    assert file.stat().st_size and page.stat().st_size
+    both = invoke("report", str(GATES / "slow"), "--markdown", "--failures")
+    assert both.code == 2 and "give one of --markdown and --failures" in both.text
 
 
 def test_several_folders_are_not_shown_on_a_terminal() -> None:

@@ -25,7 +25,7 @@ from harness.client import WorkerOptions
 from harness.pytest_plan import Part, Plan, check_processes
 from harness.pytest_plugin import Plugin, group_of, marks_of, named_item, put_together
 from harness.record import Record
-from harness.runfolder import RunFolder, RunInfo
+from harness.runfolder import RunFolder, RunInfo, exit_code
 from harness.verdicts import Verdict
 
 OWN = "def test_own() -> None:\n    pass\n"
@@ -40,10 +40,10 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
 
 
-def run(folder: Path, *arguments: str) -> Done:
-    """pytest in a folder, to its end."""
-    done = subprocess.run(command(*arguments), cwd=folder, env=environment(new_mark(), COLUMNS="200"), text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, timeout=90, check=False)
+def run(folder: Path, *arguments: str, mark: str = "", **more: str) -> Done:
+    """pytest in a folder, to its end. mark: of its processes; more: environment variables."""
+    done = subprocess.run(command(*arguments), cwd=folder, env=environment(mark or new_mark(), COLUMNS="200", **more), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=90, check=False)
     assert "INTERNALERROR" not in done.stdout, done.stdout
     return Done(done.returncode, done.stdout)
 
@@ -170,6 +170,24 @@ def test_arms_that_are_compared_stay_in_one_process(in_two: tuple[Path, Done]) -
     assert len({process for process, _ in found}) == 2
 
 
+@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is not installed")
+@pytest.mark.parametrize("restarts", [2, 0])
+def test_what_a_process_died_at_is_a_record(tmp_path: Path, restarts: int) -> None:
+    """It dies at the first arm of the last case, once; the others of the case are for the process that takes its place, if one may."""
+    run_mark, case = new_mark(), WIDE[-1]
+    cases = [f"--threearm-case={case}" for case in WIDE]
+    done = run(tmp_path, *cases, f"--threearm-load={FAULTY / 'ends_pytest.py'}", "--threearm-arm=ends_pytest", "--threearm-device=cpu",
+               "-n2", f"--max-worker-restart={restarts}", mark=run_mark, ENDS_PYTEST_AT="4", ENDS_PYTEST_DONE=str(tmp_path / "done"))
+    assert done.code == 1 and f"1 failed, {8 if restarts else 6} passed" in done.text, done.text
+    assert f"{8 if restarts else 6} PASSED, 1 CRASHED" in done.lines
+    assert f"CRASHED  ends_pytest/none  {case}" in done.lines and f"  repeat: threearm replay {case} --arm ends_pytest/none" in done.text
+    stored = only_run(tmp_path)
+    assert [r.verdict for r in stored.records] == [*[Verdict.PASSED] * 6, Verdict.CRASHED, *[Verdict.PASSED] * (2 if restarts else 0)]
+    assert exit_code(stored.records) == 1 and bool(stored.info.finished) is bool(restarts)
+    assert stored.missing() == ([] if restarts else [(case, "ends_pytest/backscan"), (case, "ends_pytest/metadata")])
+    assert left_behind(run_mark) == []
+
+
 def test_items_are_chosen_by_mark_name_and_id(tmp_path: Path) -> None:
     (tmp_path / "gpu.py").write_text((FAULTY / "slow.py").read_text().replace(
         '@sparse_prefill_kernel("slow")', '@sparse_prefill_kernel("slow", requires=Requires(device="cuda", capability=((9, 0),)))').replace(
@@ -188,10 +206,25 @@ def test_items_are_chosen_by_mark_name_and_id(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--threearm-suite=nosuch"], "unknown suite 'nosuch'"),
     (["--threearm-case=sparse_prefill:s_q=0"], "s_q"),
-    (["--threearm-suite=smoke", "--threearm-device=tpu"], "--device tpu: allowed is")])
+    (["--threearm-suite=smoke", "--threearm-device=tpu"], "--device tpu: allowed is"),
+    (["--threearm-suite=smoke", "--threearm-runs=/proc/x"], "--threearm-runs=/proc/x: no run folder can be made there: /proc: "),
+    (["--threearm-suite=smoke", "--threearm-runs=test_own.py"], "--threearm-runs=test_own.py: no run folder can be made there: "),
+    (["--threearm-arm=torch_dense"], "--threearm-arm=torch_dense: needs --threearm-suite=NAME or --threearm-case=TEXT"),
+    (["--threearm-load=nope.py"], "--threearm-load=nope.py: needs"),
+    (["--threearm-time=wall", "test_own.py"], "--threearm-time=wall: needs"),
+    (["--threearm-runs", "elsewhere"], "--threearm-runs: needs"), (["--threearm-suite="], "--threearm-suite=: needs")])
 def test_what_is_wrong_with_an_option_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
-    done = run(tmp_path, *arguments)
+    done = run(repository(tmp_path), *arguments)
     assert done.code == 4 and len(done.lines) == 1 and said in done.text
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py"] in ([], ["__pycache__"])
+
+
+def test_options_in_a_configuration_file_wait_for_cases(tmp_path: Path) -> None:
+    (repository(tmp_path) / "pytest.ini").write_text("[pytest]\naddopts = --threearm-device=cpu --threearm-arm=torch_blocks\n")
+    done = run(tmp_path)
+    assert done.code == 0 and "1 passed" in done.text
+    with_cases = run(tmp_path, f"--threearm-case={TINY}", "--collect-only", "-q")
+    assert with_cases.code == 0 and f"threearm::{TINY}[torch_blocks/none]" in with_cases.lines
 
 
 def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
@@ -299,7 +332,9 @@ def test_what_two_processes_had_counts_with_the_worse_verdict(tmp_path: Path) ->
         part = RunFolder.make(tmp_path / "run" / "parts" / name, info)
         for source, verdict in verdicts.items():
             part.add(Record(TINY, f"k/{source}", verdict))
+    (tmp_path / "run" / "parts" / "gw1").mkdir()  # its process died before it had written anything
+    folder.add(Record(TINY, "k/metadata", Verdict.CRASHED))
     put_together(folder)
     assert [(record.source, record.verdict) for record in RunFolder.load(tmp_path / "run").records] == [
-        ("none", Verdict.FLAKY), ("metadata", Verdict.PASSED)]
+        ("none", Verdict.FLAKY), ("metadata", Verdict.CRASHED)]
     assert not (tmp_path / "run" / "parts").exists()

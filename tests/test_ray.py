@@ -55,7 +55,7 @@ def told() -> Told:
 
 @pytest.fixture(scope="module")
 def pool(mark: str, told: Told) -> Iterator[RayPool]:
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'threearm[ray]'")
+    pytest.importorskip("ray", reason="ray is not installed: pip install ray")
     made = RayPool(OPTIONS, Settings(timeout=20.0), 2, "local", told.append)
     try:
         made.join()

@@ -173,3 +173,54 @@ def test_exit_code(verdicts: tuple[Verdict, ...]) -> None:
         assert got == 4
     else:
         assert got == (0 if Verdict.PASSED in verdicts else 5)
+
+
+# --- folders that were cut or edited ----------------------------------------------------------------------------------
+
+
+def test_a_finished_folder_that_lacks_records_is_unfinished(folder: RunFolder) -> None:
+    """Half copied, say: what is there passed, and what is not there may have failed."""
+    folder.info.kernels = [{"name": "k", "family": "sparse_prefill", "arms": list(SOURCES)}]
+    folder.finish()
+    assert reload(folder).info.finished
+    file = records_file(folder)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20])  # in the last line
+    assert reload(folder).info.finished == "" and reload(folder).missing() == [(TINY, f"k/{SOURCES[-1]}")]
+    file.write_bytes(whole + b"{")  # one line more was begun
+    assert reload(folder).info.finished
+
+
+def test_a_record_twice_is_refused(folder: RunFolder) -> None:
+    folder.add(folder.records[0])
+    with pytest.raises(RunError, match=f"has two records of k/{SOURCES[0]} on"):
+        reload(folder)
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"started": "garbage"}, "is no local time"),
+    ({"started": "2026-01-01T00:00:00"}, "is no local time with its offset"),
+    ({"kernels": [{}]}, "kernels: one has no name"),
+    ({"kernels": [{"name": "k", "arms": "none"}]}, "arms that are no list"),
+    ({"options": {"unavailable": ["k"]}}, "unavailable is no table"),
+    ({"options": {"settings": [1]}}, "settings is no table"),
+])
+def test_values_that_no_run_has_are_refused(folder: RunFolder, changed: dict[str, object], told: str) -> None:
+    for name, value in changed.items():
+        setattr(folder.info, name, value)
+    folder.save_info()
+    with pytest.raises(RunError, match=told):
+        reload(folder)
+
+
+def test_a_contract_that_there_is_not_is_refused(folder: RunFolder) -> None:
+    folder.add(dataclasses.replace(full_record("k/more"), time=Timing("walls", "warm", "alone", [1.0])))
+    with pytest.raises(RunError, match="contract 'walls' is none of kernel, span, wall"):
+        reload(folder)
+
+
+@pytest.mark.parametrize("us", [[], [1e308], [-1.0]])
+def test_times_that_no_arm_has_are_refused(folder: RunFolder, us: list[float]) -> None:
+    folder.add(dataclasses.replace(full_record("k/more"), time=Timing("wall", "warm", "alone", us)))
+    with pytest.raises(RunError, match="line 4: time: us must be samples"):
+        reload(folder)

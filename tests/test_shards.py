@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from processes import TINY, TINY_TOPK, invoke, threearm
+from processes import ROOT, TINY, TINY_TOPK, invoke, threearm
 
 from cases import parse_case
 from cases.suites import override
@@ -59,7 +59,7 @@ def part(root: Path, index: int, count: int = 2, timed: bool = False, **changed:
     folder = RunFolder.make(root / f"part{len(list(root.iterdir()))}", info)
     for case in info.cases:
         for source in info.kernels[0]["arms"]:
-            folder.add(record(case, source, timed=timed))
+            folder.add(dataclasses.replace(record(case, source, timed=timed), arm=f"{info.kernels[0]['name']}/{source}"))
     return folder
 
 
@@ -72,6 +72,31 @@ def test_parts_together_are_what_a_whole_run_leaves(tmp_path: Path) -> None:
     assert [each["shard"] for each in merged.info.options["merged"]["parts"]] == ["2/2", "1/2"]
     assert merged.info.options["unavailable"] == {"other": "needs SM100"} and "shard" not in merged.info.options
     assert all(not record.note for record in merged.records)
+
+
+def with_options(folder: RunFolder, **options: Any) -> RunFolder:
+    folder.info.options.update(options)
+    return folder
+
+
+def test_a_record_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
+    """Left out it would be a failure that nobody hears of."""
+    one, two = part(tmp_path, 1), part(tmp_path, 2)
+    two.add(record(CASES[1], "zzz", Verdict.FAILED))
+    with pytest.raises(RunError, match=r"has a record of k/zzz on .*, which is not in its list"):
+        merge([one, two], [])
+
+
+def test_parts_of_another_device_or_with_another_kernel_file_are_refused(tmp_path: Path) -> None:
+    one, two, cpu = part(tmp_path, 1), part(tmp_path, 2), part(tmp_path, 2)
+    cpu.info.options["worker"]["device"] = "cpu"
+    with pytest.raises(RunError, match=r"was run with device cpu, .* with cuda"):
+        merge([one, cpu], [])
+    with_options(one, loaded={"/a/k.py": "aa"})
+    merge([one, two], [])  # an older folder, which does not say
+    merge([one, with_options(two, loaded={"/b/k.py": "aa"})], [])
+    with pytest.raises(RunError, match=r"was run with kernel files \['bb'\]"):
+        merge([one, with_options(two, loaded={"/a/k.py": "bb"})], [])
 
 
 def test_what_no_part_has_is_missing(tmp_path: Path) -> None:
@@ -190,8 +215,30 @@ def test_a_part_that_is_missing_is_no_success(tmp_path: Path, change: Callable[[
     change(one)
     done = invoke("merge", str(one.path), "--into", str(tmp_path / "whole"))
     assert done.code == code and f"  k/none  {CASES[1]}" in done.lines
-    assert "incomplete: 4 of 10 records are in no part:" in done.lines
+    assert "incomplete: 6 of 10 arm runs are there" in done.lines
     assert RunFolder.load(tmp_path / "whole").info.finished == ""
+
+
+@pytest.mark.parametrize(("folder", "said"), [
+    ("gates/slow", "it is a gate's folder; run folders in it: base, candidate"),
+    ("commands/litetopk", "it is an evidence folder; run folders in it: crossover, scale"),
+    ("nothing", "there is no such path"), ("README.md", "it is a file"), ("gates", "it holds 4 of them; name one, such as ")])
+def test_what_is_no_run_is_told_for_what_it_is(folder: str, said: str, tmp_path: Path) -> None:
+    path = ROOT / "docs" / "evidence" / folder
+    done = invoke("merge", str(path), "--into", str(tmp_path / "whole"))
+    assert done.code == 2 and len(done.lines) == 1 and f"{path} is not a run folder: {said}" in done.text
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["report", "runs/nope"], "there is no such path"), (["history", "nope"], "there is no such path"),
+    (["report", "docs/evidence/runs"], "it holds 20 of them; name one, such as docs/evidence/runs/timing-fp8-span"),
+    (["report", "docs/images"], "it has no evidence.json or gate.json or run.json"),
+    (["evidence", "litetopk", "--compare", "docs/evidence/gates/slow"], "is not an evidence folder: it is a gate's folder"),
+    (["evidence", "litetopk", "--compare", "docs/evidence/runs/edge"], "is not an evidence folder: it is a run's folder")])
+def test_another_folder_than_asked_for(words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    done = invoke(*words)
+    assert done.code == 2 and len(done.lines) == 1 and said in done.text
 
 
 def test_a_case_list_in_two_parts_and_the_rest_gone_on_with(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from processes import FAULTY, MARK, TINY, left_behind, new_mark
 from cases import parse_case
 from cases.suites import override
 from harness.asking import Settings
-from harness.client import Unfit, WorkerDied, WorkerOptions, WorkerProcess
+from harness.client import Unloadable, WorkerDied, WorkerOptions, WorkerProcess
 from harness.record import Record
 from harness.runfolder import RunFolder, RunInfo
 from harness.runner import Runner, describe
@@ -168,7 +168,7 @@ def test_packages_that_are_not_as_required(tmp_path: Path, monkeypatch: pytest.M
     ("taken_name.py", "kernel 'torch_blocks' is registered by .*torch_blocks.py already"),
 ])
 def test_a_file_that_cannot_be_loaded(mark: str, file: str, told: str) -> None:
-    with pytest.raises(Unfit, match=told) as caught:
+    with pytest.raises(Unloadable, match=told) as caught:
         describe(options(file), [])
     assert str(caught.value).startswith(f"--load {FAULTY / file}: ")
     assert "\n" not in str(caught.value)

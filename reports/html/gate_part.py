@@ -27,7 +27,7 @@ def of_gate(folder: GateFolder, anchor: str) -> Part:
     links = {id(each): f"{anchor}-t{number}" for number, each in enumerate(found)}
     every = things(found, bool(info.options.get("bitwise")))
     candidate = folder.sides["candidate"].records
-    return Part(anchor, "gate", folder.path.name, LEVELS.get(code, WARN), said, info.notes,
+    return Part(anchor, "gate", folder.path.name, LEVELS.get(code, WARN), said.partition(" (exit")[0], said, info.notes,
                 [_finding(thing, found, links) for thing in every[:FINDINGS]], len(every),
                 [_matrix(anchor, found, links), *_worse(anchor, folder, links), *_plain_records(anchor, folder),
                  *records.plots(anchor, candidate), *_times(anchor, folder), machine.of_gate(anchor, info),

@@ -24,7 +24,9 @@ def of_mutants(stored: MutantsFile, anchor: str) -> Part:
     notes = [report.how_far(found)] if found.interrupted else []
     wrong = _findings(found, anchor)
     info = stored.info
-    return Part(anchor, "mutants", f"on {stored.device}", BAD if found.wrong else WARN if found.interrupted else GOOD, said, notes,
+    level = BAD if found.wrong else WARN if found.interrupted else GOOD
+    word = {BAD: "WRONG", WARN: "INCOMPLETE", GOOD: "OK"}[level]
+    return Part(anchor, "mutants", f"on {stored.device}", level, word, said, notes,
                 wrong[:FINDINGS], len(wrong),
                 [*(_matrix(found, family, anchor) for family in found.families),
                  machine.about(anchor, info.command, info.machine, info.kernels, info.started, info.finished)])

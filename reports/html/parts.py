@@ -3,14 +3,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from harness.verdicts import SHARES, Verdict
 
 GOOD, WARN, BAD, IDLE = "good", "warn", "bad", "idle"
 """How something is coloured; it is always said in words, too."""
+WORST = (GOOD, IDLE, WARN, BAD)
+CODE = re.compile("`([^`]+)`")
 LEVELS = {Verdict.PASSED: GOOD, Verdict.SKIPPED: IDLE, Verdict.VACUOUS: WARN}
 
 
@@ -36,13 +39,15 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One source. anchor: the id that all of its ids begin with; kind: what it is ("run"); name: of its folder; verdict: in a line;
-    notes: what a reader must know; findings: what is wrong, worst first, of `found` in all."""
+    """One source. anchor: the id that all of its ids begin with; kind: what it is ("run"); name: of its folder; word: its verdict in a
+    word; verdict: in a line, which has that word; notes: what a reader must know; findings: what is wrong, worst first, of `found` in
+    all."""
 
     anchor: str
     kind: str
     name: str
     level: str
+    word: str
     verdict: str
     notes: list[str]
     findings: list[Finding]
@@ -68,8 +73,15 @@ def level(verdict: Verdict) -> str:
 def environment() -> Any:
     """Jinja2 with the templates of this folder; everything that is no Markup is escaped."""
     import jinja2
-    return jinja2.Environment(loader=jinja2.PackageLoader("reports.html", "."), autoescape=True, undefined=jinja2.StrictUndefined,
+    made = jinja2.Environment(loader=jinja2.PackageLoader("reports.html", "."), autoescape=True, undefined=jinja2.StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)
+    made.filters["coded"] = coded
+    return made
+
+
+def coded(text: str) -> Markup:
+    """Text with what stands in backticks, as Markdown has it, as code."""
+    return Markup(CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def render(template: str, **values: Any) -> Markup:

@@ -50,7 +50,8 @@ def plot(sweep: Sweep, name: str) -> Plot:
         told = "; ".join(f"{arm} " + ", ".join(f"{point.x:g}: {figures.microseconds(point.median)}" for point in points)
                          for arm, points in sweep.lines.items())
         title = f"{', '.join(sorted(kernels))}: time over {sweep.key}" if len(kernels) == 1 else f"time over {sweep.key}"
-        caption = "; ".join(filter(None, [f"{sweep.fixed}", f"contract {sweep.contract}, medians with quartiles", crossed]))
+        unnamed = "" if sweep.key != LENGTH or every[0].name else "index_topk cuts the rows to this length"
+        caption = "; ".join(filter(None, [sweep.fixed, f"contract {sweep.contract}, medians with quartiles", unnamed, crossed]))
         return Plot(title, figures.svg(figure, name, f"{title}: {told}"), caption)
 
 

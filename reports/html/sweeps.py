@@ -23,7 +23,8 @@ Keys = dict[str, float | str]
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One arm on one case. us: its samples; ok: whether it passed; name: what distinguishes the case, where x does not."""
+    """One arm on one case. us: its samples; ok: whether it passed; name: the pattern of its rows, where x does
+    not say it."""
 
     x: float
     us: list[float]
@@ -54,7 +55,9 @@ def find(records: list[Record]) -> list[Sweep]:
     keys = {case: read(case) for case in dict.fromkeys(record.case for record in timed)}
     numeric = [key for key in dict.fromkeys(key for known in keys.values() for key, value in known.items()
                                             if isinstance(value, float)) if key not in NO_AXES]
-    over_length = _along(timed, keys, OF_LENGTH, lengths, LENGTH)
+    patterns, cut = ({case: length for case, length in lengths.items() if bool(keys.get(case, {}).get("index_topk")) is given}
+                     for given in (False, True))
+    over_length = [*_along(timed, keys, ("rows",), patterns, LENGTH), *_along(timed, keys, ("index_topk",), cut, LENGTH)]
     found = list(over_length)
     for key in numeric:
         if key not in OF_LENGTH or not over_length:
@@ -85,7 +88,7 @@ def _along(timed: list[Record], keys: dict[str, Keys], varied: tuple[str, ...], 
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in timed:
         known = keys[record.case]
-        if record.case in xs and all(key in known for key in varied[:1]) and record.time:
+        if record.case in xs and all(key in known for key in varied) and record.time:
             rest = ",".join(f"{key}={_text(value)}" for key, value in known.items() if key not in varied)
             kernel = record.kernel if record.family == "sparse_prefill" else ""
             groups.setdefault((kernel, record.time.contract, rest), []).append(record)
@@ -94,7 +97,7 @@ def _along(timed: list[Record], keys: dict[str, Keys], varied: tuple[str, ...], 
         lines: dict[str, list[Point]] = {}
         group = list({(record.arm, record.case): record for record in group}.values())  # of two of one arm and case the later
         for record in sorted(group, key=lambda record: xs[record.case]):
-            own = ",".join(_text(keys[record.case][key]) for key in varied[:1]) if name == LENGTH else ""
+            own = _text(keys[record.case]["rows"]) if varied == ("rows",) else ""
             point = Point(xs[record.case], record.time.us if record.time else [], record.verdict is Verdict.PASSED, own)
             lines.setdefault(record.arm, []).append(point)
         lines = {arm: points for arm, points in lines.items() if len({point.x for point in points}) >= FEWEST}
