@@ -152,8 +152,7 @@ def measured(found: TimeComparison) -> TimeComparison:
 
 
 def code_of(folder: EvidenceFolder) -> int:
-    """The exit code of what is there: of all records together, and 1 for a time that is none (INVALID). 5 where a part could not be run."""
+    """The exit code of what is there: of all records together, and 1 for a time that is none (INVALID)."""
     code = exit_code([record for run in folder.runs.values() for record in run.records])
-    if any(found.verdict is TimeVerdict.INVALID for _, found in folder.pairs) and code != NOTHING_RAN:
-        code = WRONG
-    return NOTHING_RAN if any(part.problem for part in folder.info.parts) and code != WRONG else code
+    invalid = any(found.verdict is TimeVerdict.INVALID for _, found in folder.pairs)
+    return WRONG if invalid and code != NOTHING_RAN else code

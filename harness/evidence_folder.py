@@ -41,9 +41,8 @@ Paired = tuple[Pairing, TimeComparison]
 
 class PartInfo(msgspec.Struct):
     """One part. name: of its folder, too. kind: `run`, or `pairs`. contract: as recorded, "" of what is not timed. samples: of an arm and
-    case; of `pairs`, how many pairs of processes at most. seconds: what it took; 0 of one that did not get to its end. problem: why
-    it did not, where that was no person's doing. count: how many records, or comparisons, the whole of it has; -1 before that is known,
-    and in older folders."""
+    case; of `pairs`, how many pairs of processes at most. seconds: what it took; 0 of one that did not get to its end. count: how
+    many records, or comparisons, the whole of it has; -1 before that is known, and in older folders."""
 
     name: str
     title: str
@@ -51,7 +50,6 @@ class PartInfo(msgspec.Struct):
     contract: str
     samples: int
     seconds: float = 0.0
-    problem: str = ""
     count: int = -1
 
 
@@ -172,8 +170,6 @@ class EvidenceFolder:
             if about is None:
                 found.append(f"{part.name}: {INFO} has no such part")
                 continue
-            if about.problem:
-                found.append(f"{part.name}: {about.problem}")
             found += self._lacking_records(about) if part.kind == RUN else self._lacking_pairs(part, about)
         return found
 

@@ -110,7 +110,6 @@ def verdict(folder: EvidenceFolder) -> str:
     told += [f"{arm}: {why}" for arm, why in told_arms(ran).items()]
     times = invalid(folder.pairs)
     told += [f"{counted(len(times), 'time')} by fresh processes INVALID: {times[0]}"] if times else []
-    told += [f"{part.name} could not be run: {part.problem}" for part in info.parts if part.problem]
     if not info.finished:
         told.append("interrupted" if info.interrupted else "it has not finished, or was cut short")
         told += lacks(folder)
