@@ -36,7 +36,8 @@ def why_not(marker: str) -> str:
 SHARED = dict.fromkeys(("test_broken_arms", "test_broken_topk", "test_localiser"), "faults")
 """Files that read one table of tests/faults.py, which a process makes once; the others go by themselves, for their module's fixtures."""
 LONG_FIRST = ("faults", "test_gate", "test_evidence", "test_faults_survived", "test_pytest_plugin", "test_fuzz", "test_families",
-              "test_worker", "test_cli", "test_ray", "test_html", "test_many_gpus", "test_docs", "test_run_output", "test_resume", "test_sampling")
+              "test_worker", "test_cli", "test_ray", "test_html", "test_many_gpus", "test_docs", "test_run_output", "test_resume",
+              "test_sampling")
 """Whoever begins with what takes long does not wait for it at the end (make test says --no-loadscope-reorder)."""
 
 
