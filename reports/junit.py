@@ -21,7 +21,7 @@ from harness.verdicts import Verdict
 from reports import failure, run_line
 from reports.frame import reason
 from reports.gate_page import Options, Records, failure_texts
-from reports.gate_things import facts, ratio_in_words, verdict
+from reports.gate_things import facts, ratio_in_words
 
 FAILURE, ERROR, SKIPPED = "failure", "error", "skipped"
 NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -181,11 +181,6 @@ def _of_transition(found: Transition, info: GateInfo, base: Records, candidate: 
         case.outcome, case.type, case.message, case.text = FAILURE, time.verdict.value, timed, line
     case.out = "" if case.outcome else "\n".join(filter(None, [line, timed]))
     return case
-
-
-def why_gate(transitions: list[Transition], info: GateInfo, again: bool) -> str:
-    """The gate's verdict in a line."""
-    return verdict(transitions, info, again)[1]
 
 
 # --- paired times -----------------------------------------------------------------------------------------------------
