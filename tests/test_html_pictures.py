@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.locate.localise import describe_rows
-from harness.locate.picture import HEIGHT, LARGEST, WIDTH, draw, draw_members, keep_small, locate
+from harness.locate.picture import HEIGHT, LARGEST, WIDTH, _sizes, draw, draw_members, keep_small, locate
 from harness.locate.topk_localise import PLACES, Windows
 from harness.record import Record
 from harness.verdicts import Check, Picture, Verdict
@@ -155,3 +155,13 @@ def test_axes_name_the_first_and_the_last_row() -> None:
 
 def test_a_picture_is_plain_data() -> None:
     assert msgspec.json.decode(b'{"output":"o","rows":1,"columns":1,"across":"","height":1,"width":1,"cells":""}', type=Picture).note == ""
+
+
+@pytest.mark.parametrize(("count", "cells"), [(1, 1), (7, 3), (64, 64), (100, 48), (3072, 64)])
+def test_every_element_falls_into_one_cell(count: int, cells: int) -> None:
+    assert _sizes(count, cells).tolist() == torch.bincount(torch.arange(count) * cells // count, minlength=cells).tolist()
+
+
+def test_junk_for_a_key_takes_no_memory() -> None:
+    """A picture as wide as the largest int32 has as many cells as any other."""
+    assert int(_sizes(1 << 31, 64).sum()) == 1 << 31

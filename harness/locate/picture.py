@@ -91,8 +91,9 @@ def _shares(counts: torch.Tensor, depth: int, height: int, width: int) -> torch.
 
 
 def _sizes(count: int, cells: int) -> torch.Tensor:
-    """int64 [cells]: how many of `count` elements fall into each cell."""
-    return torch.bincount(torch.arange(count) * cells // count, minlength=cells)
+    """int64 [cells]: how many of `count` elements fall into each cell, element i into cell i * cells // count. count may be 2^31, where a
+    kernel leaves junk for a key: nothing of that length is made."""
+    return ((torch.arange(cells + 1) * count + cells - 1) // cells).diff()
 
 
 def _encoded(shares: torch.Tensor, output: str, rows: int, columns: int, across: str, note: str) -> Picture:
